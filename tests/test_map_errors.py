@@ -9,7 +9,7 @@ import pytest
 
 import synkro as synk
 from support.waiting import wait_until
-from synkro import CallTimeout, OutputError, UsageError
+from synkro import CallTimeout, InvalidValue, OutputError, UsageError
 from synkro.controller.engine.failures import Late, call_timeout
 from synkro.messages import Phase
 
@@ -262,3 +262,22 @@ def test_an_estimator_that_a_map_has_fitted_in_vain_is_as_it_was(two):
     with pytest.raises(ValueError, match="item"):
         synk.map(task, [2, 3, 4])
     assert synk.map(lambda k: model.coef_.tolist(), range(3)) == [before] * 3
+
+
+def test_sets_of_strings_have_one_order_on_all_ranks():
+    names = {f"name {k}" for k in range(50)}
+    with synk.Session(2, verbose=False, seed=3) as session:
+        first, second = session.function(lambda: list(set(names)), outputs=None)()
+        assert first == second
+    with synk.Session(2, verbose=False, seed=3) as session:
+        assert session.function(lambda: list(set(names)), outputs=None)()[1] == first
+
+
+def test_tasks_do_not_get_their_ranks_rows_of_a_kept_output():
+    with synk.Session(2, verbose=False) as session:
+        kept = session.function(lambda x: x * 2, outputs="keep")(np.arange(4.0))
+        for task, items in ((lambda k: kept.value.sum(), [1, 2]), (lambda k: k.value.sum(), [kept])):
+            with pytest.raises(InvalidValue, match="a task used a kept output"):
+                session.map(task, items)
+        assert session.function(lambda k: k.sum(), outputs="sum")(kept) == 12
+        assert session.map(lambda k: k.sum(), [np.asarray(kept)]) == [12]

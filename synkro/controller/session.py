@@ -160,7 +160,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
             self.master_rank: Final = checked_int(master_rank, "master_rank", 0, last_rank)
             for line in placement.before(sum(machines.cores)):
                 say(line)
-            environments = machines.environments(placement, threads)
+            environments = machines.environments(placement, threads, _seed(seed))
             self._engine: Engine = Engine(
                 machines.pool, environments, timeout, verbose, bool(placement.gpus)
             )

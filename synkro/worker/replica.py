@@ -150,6 +150,20 @@ def read_only(array: Array) -> Array:
     return array
 
 
+class KeptReplica(Replica):
+    """The rows of a kept output that this rank has, where others have others."""
+
+    def _value(self) -> Array:
+        if here.rank is not None and here.rank.group.in_task:
+            raise InvalidValue(
+                "a task used a kept output, of which each rank has its own rows: give np.asarray(…) of "
+                "it to the map, to have all of them."
+            )
+        return self.whole if self._rows is None else self._rows
+
+    value = property(_value, Replica.value.fset)  # type: ignore[attr-defined]
+
+
 class Elsewhere(Variable):
     """Stands on a rank for a variable that only others have; functions that use it here fail."""
 

@@ -16,7 +16,7 @@ from ..values.owners import sole_owner
 from .call import taken
 from .group import fitted
 from .merging import Layout, Merger
-from .replica import Replica
+from .replica import KeptReplica, Replica
 from .workspace import Workspace
 
 
@@ -50,7 +50,8 @@ def keep_outputs(rank: Workspace, command: messages.Keep) -> None:
         # an array that nobody else refers to becomes the replica without a copy
         alone = len(pieces) == 1 and rank.device.owns(pieces[0]) and sole_owner(getitem, pieces, 0)
         array = pieces[0] if alone else _joined(rank, pieces, kept)
-        rank.variables[kept.number] = Replica(None, array, rank.device, rank.comm, not alone)
+        kind = KeptReplica if rank.size > 1 else Replica
+        rank.variables[kept.number] = kind(None, array, rank.device, rank.comm, not alone)
 
 
 def _joined(rank: Workspace, pieces: list[Array], kept: messages.KeptOutput) -> Array:

@@ -26,6 +26,9 @@ class OverArrays(Protocol[P, Q]):
     """
 
     @overload
+    def __call__(self, value: complex, *args: P.args, **kwargs: P.kwargs) -> Any: ...
+
+    @overload
     def __call__(self, value: NDArray[F], *args: P.args, **kwargs: P.kwargs) -> NDArray[F]: ...
 
     @overload

@@ -44,6 +44,7 @@ synk.imap(loss, [x], ordered="no")
 synk.nothing
 synk.data(x, nam="x")
 synk.data(x).mean()
+synk.data(np.arange(10.0)).nonsense
 synk.shared(x, name=3)
 synk.shared(x).nonsense
 synk.all_reduce(x, oop="sum")

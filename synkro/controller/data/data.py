@@ -418,6 +418,13 @@ def _one_ndim(ndim: Any, shape: tuple[int, ...] | None, array: Array | None) -> 
     return next(iter(said.values()))
 
 
+class InFile(Protocol):
+    """An array of h5py's or zarr's."""
+
+    @property
+    def chunks(self) -> Any: ...
+
+
 class MakesData(Protocol):
     """The type of ``data()``: what it returns is of the dtype, and the kind, of the value."""
 
@@ -448,4 +455,6 @@ class MakesData(Protocol):
     ) -> Data: ...
 
     @overload
-    def __call__(self, value: Any, *, minibatch: bool = ..., name: str | None = ...) -> StoredData: ...
+    def __call__(
+        self, value: InFile, *, minibatch: bool = ..., name: str | None = ...
+    ) -> StoredData: ...

@@ -53,10 +53,12 @@ class Machines:
     notes: Sequence[str] = ()
     look: Callable[[], Visible] = visible
 
-    def environments(self, placement: Placement, threads: int | None) -> list[dict[str, str]]:
+    def environments(self, placement: Placement, threads: int | None, seed: int) -> list[dict[str, str]]:
         """The environments of the workers; each has so many *threads*, or its share of its host's
-        cores."""
+        cores.  *seed* is that of the hashes of strings, by which sets have one order on all ranks."""
         common = {**ALLOCATOR, **os.environ}
+        if not common.get("PYTHONHASHSEED", "").isdecimal():
+            common["PYTHONHASHSEED"] = str(seed % (1 << 32))
         found = placement.environments(common)
         for (_, ranks), cores in zip(self.hosts, self.cores, strict=True):
             share = max(1, cores // len(ranks)) if threads is None else threads

@@ -150,7 +150,7 @@ class Maps:
         timeout: float | None = None,
         chunksize: int | None = None,
         ordered: bool = True,
-    ) -> Iterator[R]:
+    ) -> Results[R]:
         """An iterator over what ``map`` returns: each result as soon as it and those before it are
         there, or, if not *ordered*, as soon as it is there.
 
@@ -234,7 +234,7 @@ class Maps:
             self._queue.close()
 
 
-class Results(Iterator[Any]):
+class Results(Iterator[R]):
     """The results of ``imap``, an iterator.
 
     When it is closed, or nobody refers to it any more, no other task begins.
@@ -248,12 +248,13 @@ class Results(Iterator[Any]):
         self._open.enter_context(bar or contextlib.nullcontext())
         run.read_by(self)
 
-    def __next__(self) -> Any:
+    def __next__(self) -> R:
         try:
             with self._reading:  # by one thread after the other
                 if self._closed:
                     raise StopIteration
-                return self._map.next()
+                value: R = self._map.next()
+                return value
         except StopIteration:
             self._open.close()
             raise
