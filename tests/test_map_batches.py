@@ -757,3 +757,17 @@ def test_a_run_that_was_interrupted_is_not_handed_over_late():
     tasks._run = run
     with pytest.raises(AssertionError, match="is_dry"):
         tasks._hand_over_late(run)
+
+
+def test_one_object_in_several_iterables_is_a_copy_in_each_task(two):
+    """Also where tasks next to each other have it, in different places."""
+
+    def change(one, other):
+        one["a"] += 100
+        return other["a"]
+
+    items = [{"a": k} for k in range(40)]
+    assert synk.map(change, items, items[::-1]) == [*reversed(range(40))]
+    assert synk.map(change, items, items[1:]) == [*range(1, 40)]
+    assert synk.map(change, items, items) == [k + 100 for k in range(40)]  # one object in one task
+    assert items[0] == {"a": 0}

@@ -20,7 +20,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from .kinds import own_slots
-from .pickles import NUMBERS, OneByOne
+from .pickles import NUMBERS, OneByOne, are_small
 
 W = TypeVar("W", bound=OneByOne)
 
@@ -127,10 +127,18 @@ class Together(Generic[W]):
         vars(copy).update(entries)
         return copy
 
-    def are_flat(self, values: Sequence[Any]) -> bool:
-        """Whether *values* are dicts, or instances of one class, that hold nothing but numbers and short
-        strings, and each is there once: they need no copies."""
-        if len({*map(type, values)}) > 1 or len({*map(id, values)}) < len(values):
+    def are_flat(self, columns: Sequence[Sequence[Any]]) -> bool:
+        """Whether the values of *columns* need no copies.
+
+        They are small; or those of a column are dicts, or instances of one class, that hold nothing but
+        numbers and short strings, and each is there once, in all columns.
+        """
+        held = [column for column in columns if not are_small(column)]
+        once = len({*map(id, chain.from_iterable(held))}) == sum(map(len, held))
+        return once and all(map(self._is_flat, held))
+
+    def _is_flat(self, values: Sequence[Any]) -> bool:
+        if len({*map(type, values)}) > 1:
             return False
         if type(values[0]) is not dict and not self._is_plain(values[0]):
             return False

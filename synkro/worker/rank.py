@@ -19,6 +19,7 @@ from ..comms.base import Communicator
 from ..comms.gpu import GpuCommunicator
 from ..comms.ops import OPERATIONS, Operation, reduce_share
 from ..devices import context
+from ..devices.base import Device
 from ..errors import InternalError
 from ..machine import unlinked
 from ..memory.interrupts import uninterrupted
@@ -65,7 +66,7 @@ class Rank(Workspace):
 
     def action(self, command: Command) -> Callable[[], Reply]:
         """A callable that does *command* and returns the reply."""
-        self.function: None = None  # what fails is no function's fault, but for that of a call
+        self.function: str | None = None  # what fails is no function's fault, but for that of a call
         match command:
             case messages.Call():
                 return PreparedCall(self, command.plan).run
@@ -107,8 +108,9 @@ class Rank(Workspace):
         context.begin(index)
         from ..devices.cuda import CudaDevice  # noqa: PLC0415  only here is CuPy needed
 
-        self.device: CudaDevice = CudaDevice(index, gpus.preallocate)
-        comm = GpuCommunicator(self.comm, self.device, index if gpus.linked else None)
+        device = CudaDevice(index, gpus.preallocate)
+        comm = GpuCommunicator(self.comm, device, index if gpus.linked else None)
+        self.device: Device = device
         self.comm: Communicator = comm
         self.at_close.callback(comm.links.close)
         self.group = self._new_group(None)

@@ -81,8 +81,7 @@ class Values:
         together, copies = self._together, []
         together.writer.classes.clear()
         together.look_again()
-        flat = all(are_small(column) or together.are_flat(column) for column in columns)
-        if not flat or together.count > _ENTRIES:
+        if not together.are_flat(columns) or together.count > _ENTRIES:
             together.look_again()
             for args in zip(*columns, strict=True):
                 if (copy := together.copied(*args)) is None or together.count > _ENTRIES:
