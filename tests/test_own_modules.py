@@ -577,6 +577,35 @@ def test_models_of_sqlalchemy_come_again(run):
     ) == ["[6, 12]", "[1, 2]", "[8, 14]", "[1, 2]", "[1, 2]", "[1, 2]"]
 
 
+def test_modules_of_a_package_are_its_attributes_whichever_came_first(run, tmp_path):
+    (tmp_path / "pkg6" / "deep").mkdir(parents=True)
+    (tmp_path / "pkg6" / "__init__.py").write_text("K = 2\n")
+    (tmp_path / "pkg6" / "deep" / "__init__.py").write_text("")
+    (tmp_path / "pkg6" / "deep" / "end.py").write_text("D = 3\n")
+    assert run(
+        """
+        import gc, pkg6
+
+        def head(x):
+            from pkg6 import K
+            return float(K)
+
+        def end(x):
+            import sys, pkg6.deep.end
+            assert sys.modules["pkg6.deep.end"] is pkg6.deep.end
+            return pkg6.deep.end.D + 10.0 * (type(pkg6.deep.end) is type(sys))  # 10: read from its file
+
+        first = synk.function(head, outputs="max")
+        print(first(x))
+        last = synk.function(end, outputs="max")  # nobody has imported that module
+        print(last(x))
+        del first
+        gc.collect()
+        print(last(x), synk.function(head, outputs="max")(x), last(x), end(0))
+        """,
+    ) == ["2.0", "3.0", "3.0 2.0 3.0 13.0"]
+
+
 def test_a_module_of_a_package_that_only_a_function_imports(run, tmp_path):
     package = tmp_path / "pkg5"
     (package / "deep").mkdir(parents=True)

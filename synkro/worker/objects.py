@@ -280,7 +280,8 @@ class RankObjects:
                 self._unused.append(obj)
         module = self._modules.pop(number, None)
         if module is not None and sys.modules.get(module.__name__) is module:
-            del sys.modules[module.__name__]
+            if not any(name.startswith(f"{module.__name__}.") for name in sys.modules):
+                del sys.modules[module.__name__]
 
     def tidy(self) -> None:
         """Forget the values of names that no function uses any more, after all else was dropped.
@@ -314,11 +315,7 @@ class RankObjects:
             if packages is not None:
                 for package, folders in packages:
                     _in_place(package, folders)
-                sys.modules[name] = module
-                for each in [each for each in sys.modules if f"{each}.".startswith(f"{name}.")]:
-                    head, _, last = each.rpartition(".")
-                    if head in sys.modules:  # as an import has it, whichever came first
-                        setattr(sys.modules[head], last, sys.modules[each])
+                _install(module)
         return module
 
 
@@ -330,9 +327,20 @@ _WHOLES = (OPAQUE, CROWD)  # kinds that are compared by digests
 def _in_place(package: str, folders: list[str]) -> None:
     """Have a package in which modules of the user's can be, where there is none."""
     if package not in sys.modules:
-        module = sys.modules[package] = OwnModule(package)
+        module = OwnModule(package)
         module.__path__ = folders
         module.__spec__ = importlib.machinery.ModuleSpec(package, None, is_package=True)
+        _install(module)
+
+
+def _install(module: ModuleType) -> None:
+    """Have imports find *module*: it is in its package, and has the modules in it, whichever came first."""
+    name = module.__name__
+    sys.modules[name] = module
+    for each in [each for each in sys.modules if f"{each}.".startswith(f"{name}.")]:
+        package, _, last = each.rpartition(".")
+        if package in sys.modules:
+            setattr(sys.modules[package], last, sys.modules[each])
 
 
 class _Copier(OneByOne):

@@ -343,9 +343,11 @@ def _imported(name: str, needed: bool) -> Any:
     """The module of this name; one in a package of the user's, which code would import when it runs, is
     imported now, if it is *needed*."""
     module, (head, _, last) = sys.modules.get(name), name.rpartition(".")
-    package = sys.modules.get(head)
-    if module is not None or not needed or not is_own(package):
+    if module is not None or not needed or not head:
         return module
+    package = _imported(head, needed)
+    if not is_own(package):
+        return None
     with contextlib.suppress(Exception):  # the function is to raise that, where it runs
         if last not in vars(package) and find_spec(name) is not None:
             return importlib.import_module(name)
