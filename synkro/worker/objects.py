@@ -279,9 +279,8 @@ class RankObjects:
             if isinstance(obj.home, OwnModule):  # not a module of an installed package
                 self._unused.append(obj)
         module = self._modules.pop(number, None)
-        if module is not None and sys.modules.get(module.__name__) is module:
-            if not any(name.startswith(f"{module.__name__}.") for name in sys.modules):
-                del sys.modules[module.__name__]
+        if module is not None:
+            _uninstall(module)
 
     def tidy(self) -> None:
         """Forget the values of names that no function uses any more, after all else was dropped.
@@ -334,13 +333,20 @@ def _in_place(package: str, folders: list[str]) -> None:
 
 
 def _install(module: ModuleType) -> None:
-    """Have imports find *module*: it is in its package, and has the modules in it, whichever came first."""
+    """Have imports find *module*, in its package and with the modules in it, whichever came first."""
     name = module.__name__
     sys.modules[name] = module
     for each in [each for each in sys.modules if f"{each}.".startswith(f"{name}.")]:
         package, _, last = each.rpartition(".")
         if package in sys.modules:
             setattr(sys.modules[package], last, sys.modules[each])
+
+
+def _uninstall(module: ModuleType) -> None:
+    """Have no import find *module*, unless one in it is still there."""
+    name = module.__name__
+    if sys.modules.get(name) is module and not any(each.startswith(f"{name}.") for each in sys.modules):
+        del sys.modules[name]
 
 
 class _Copier(OneByOne):
