@@ -47,8 +47,11 @@ from ..plan.call import Access
 from ..values.arrays import Array
 from .waiting import Condition, new_fence
 
-TOGETHER, EACH, ALONE = range(3)
-"""How a batch is pickled: a list of all values; each value; or one value, beside its large buffers."""
+TOGETHER, EACH, ALONE, FAILED = range(4)
+"""How a batch is pickled: a list of all values; each value; or one value, beside its large buffers.
+
+In place of a result there may be the failure of its task.
+"""
 
 
 class Pickles(NamedTuple):

@@ -48,13 +48,15 @@ class Work(Command):
 
     *plan* is that of a call with what all items have in common.  *queue* numbers the descriptors of the
     queue.  Item i's random generator is a stream of *seed*, of this map's *number*, and of i.  *objects*
-    are those that the function uses: the paths, by number.
+    are those that the function uses: the paths, by number.  If it *goes_on*, a task that fails has its
+    failure for a result; else the command fails.
     """
 
     plan: CallPlan
     queue: tuple[int, ...]
     seed: int
     number: int
+    goes_on: bool
     objects: dict[int, str]
 
     def reads(self, ranks: Sequence[int], view: View) -> Iterator[Extent | PickedRows]:

@@ -10,7 +10,6 @@ import pickle
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from types import FrameType
 
@@ -19,16 +18,13 @@ from ..comms.board import board_bytes
 from ..comms.hosts import HostsCommunicator
 from ..comms.journal import Journal
 from ..comms.shm import ShmCommunicator
-from ..devices.hints import shorten
-from ..errors import CollectiveError, OutputError, UsageError, reason, with_article
+from ..errors import OutputError, reason
 from ..ipc.block import AREA
 from ..ipc.descriptors import Descriptors, Inherited
 from ..ipc.listener import Listener
-from ..ipc.process import give_up
 from ..machine import importing
 from ..memory.interrupts import atomic
-from ..messages import Ack, Failed, Phase, Reply
-from ..packing.failures import kinds, pickled, sent
+from ..messages import Ack, Phase, Reply
 from ..packing.pickles import dumped
 from ..values.cache import Cache
 from .rank import Rank
@@ -107,23 +103,7 @@ class Worker:
             self._interruptible = False
             self._rank.device.let_inputs_go()  # a second interrupt may have come before it did
             self._prepared.clear()  # an interrupt may have left one of them half-changed
-            self._leave_if_lost(error)
-            try:
-                return self._failure(error)
-            except Exception:  # of the error's own methods
-                return self._failure(
-                    RuntimeError(f"{with_article(type(error).__name__)}, which cannot be looked at")
-                )
-
-    def _leave_if_lost(self, error: BaseException) -> None:
-        """End the process if *error* has made its device useless, whose results would be wrong."""
-        try:
-            what = self._rank.device.lost(error)
-        except Exception as another:
-            what = reason(another)
-        if what is not None:
-            where = f" in the function {self._rank.function!r}" if self._rank.function else ""
-            give_up(f"rank {self._rank.number} lost its GPU{where}: {what}")
+            return self._rank.failure(error)
 
     def _perform(self, command: bytes, housekeeping: bytes) -> Reply | None:
         rank = self._rank
@@ -166,25 +146,9 @@ class Worker:
             try:
                 self._last = (reply, dumped(reply, there=True))
             except Exception as error:
-                self._last = (reply, dumped(self._failure(self._unsendable(error))))
+                self._last = (reply, dumped(self._rank.failure(self._unsendable(error))))
         payload = self._last[1]
         return payload if len(payload) <= AREA else pickle.dumps(messages.TooLong(len(payload)))
-
-    def _failure(self, error: BaseException) -> Failed:
-        rank = self._rank
-        shorten(error)
-        parts = sent(error)
-        traceback.clear_frames(error.__traceback__)  # do not keep the function's arrays alive
-        return Failed(
-            function=rank.function,
-            summary=_summary(error) + rank.device.advice(error, rank.function is not None),
-            traceback=parts,
-            pickled=pickled(error),
-            kinds=kinds(error),
-            usage=isinstance(error, UsageError) and not rank.in_function,
-            strays=isinstance(error, CollectiveError) and error.strays,
-            item=rank.item,
-        )
 
     def _unsendable(self, error: Exception) -> OutputError:
         """What to say as the reply cannot be pickled, because of *error*: a dict may have any keys."""
@@ -202,14 +166,3 @@ class Worker:
             atomic.interrupt()
         elif self._interruptible and not importing(frame):  # in an import the next interrupt counts
             raise KeyboardInterrupt
-
-
-_TOLD = 2000  # characters of an exception's text; the traceback has all of it
-
-
-def _summary(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except BaseException:
-        text = "(its text could not be made)"
-    return f"{type(error).__name__}: {text if len(text) <= _TOLD else f'{text[:_TOLD]}…'}"

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import InvalidValue, OutputError, reason, shortened
 from ..ipc.listener import Listener
-from ..ipc.queue import ALONE, EACH, TOGETHER, Batch, Pickles, Taker, Ticket, fits
+from ..ipc.queue import ALONE, EACH, FAILED, TOGETHER, Batch, Pickles, Taker, Ticket, fits
 from ..messages import Phase, Work
 from ..packing.kinds import (
     ARRAY,
@@ -101,12 +101,13 @@ class _Run:
 class _Job(NamedTuple):
     """What a map has done with each item: *fn*, with what all have in *common*, if there is something.
 
-    *state* is what the tasks share.
+    *state* is what the tasks share.  *goes_on*: after a task that has failed, too.
     """
 
     fn: Callable[..., Any]
     common: Iterator[dict[str, Any]] | None
     state: _State
+    goes_on: bool
 
 
 class Tasks(Task):
@@ -144,7 +145,7 @@ class Tasks(Task):
         self._state = state = _State(rank, command.objects, spec.name)
         self._freeze([*state.arrays, *(variable.whole for variable in rank.variables.values())])
         with contextlib.closing(call.common()) as common:
-            job = _Job(spec.fn, common if command.plan.inputs else None, state)
+            job = _Job(spec.fn, common if command.plan.inputs else None, state, command.goes_on)
             while (drawn := self._taker.take(self._wait)) is not None:
                 self._do(*drawn, job)
         state.check(last=True)
@@ -165,17 +166,23 @@ class Tasks(Task):
             began = time.perf_counter()
             try:
                 problem = self._rank.start(self._follow, (run, batch, job), {})
-                took = time.perf_counter() - began
-            except BaseException:
+            except BaseException as error:
                 if self._taker.wanted:
                     self._give(run)
-                raise
+                if not job.goes_on or not isinstance(error, Exception | SystemExit):
+                    raise
+                problem = error
             finally:
                 self._let_go()
+            took = time.perf_counter() - began
             self._give(run)
-            if problem is not None:  # and not the function's
-                raise problem
-            self._done += (done := len(run.results))
+            done = len(run.results)
+            if problem is not None:  # that of an item or a result, if it is not the function's
+                if not job.goes_on:
+                    raise problem
+                self._give_failure(run, problem)
+                done += 1
+            self._done += done
             if done:
                 job.state.note(run.first, run.first + done - 1)
                 if done >= self._quota or took > _GOAL:  # else it says little
@@ -196,7 +203,7 @@ class Tasks(Task):
         self._listener.wake_sleepers()
         return ticket._replace(stop=middle)
 
-    def _follow(self, run: _Run, batch: Batch, job: _Job) -> Exception | None:
+    def _follow(self, run: _Run, batch: Batch, job: _Job) -> BaseException | None:
         """Do the items of a run, until there are some large results.
 
         Returns why an item, or a result, is none: what the function raises is raised.
@@ -317,6 +324,16 @@ class Tasks(Task):
         with self._lock:
             while run.given < len(run.results):
                 self._give_some(run, len(run.results))
+
+    def _give_failure(self, run: _Run, error: BaseException) -> None:
+        """Hand over what has become of the task after the last one of a run that has a result."""
+        self._items = None  # another try gets the item as it was
+        if open_lines:
+            end_lines()
+        failed = pickle.dumps((self._rank.number, self._rank.failure(error)), 5)
+        number, listener = run.first + len(run.results), self._listener
+        self._taker.give(run.ticket.slot, number, 1, Pickles(FAILED, [failed]), listener.wake_main)
+        listener.wake_main()
 
     def _give_some(self, run: _Run, stop: int, late: bool = False) -> bool:
         """Hand over results up to place *stop* of the run, as many as are pickled alike.

@@ -20,11 +20,15 @@ from .. import messages
 from ..comms.base import Communicator
 from ..devices.base import Device
 from ..devices.cpu import CpuDevice
+from ..devices.hints import shorten
+from ..errors import CollectiveError, UsageError, reason, with_article
 from ..ipc.descriptors import Descriptors
 from ..ipc.listener import Listener
+from ..ipc.process import give_up
 from ..memory.segment import Segment
 from ..memory.table import SegmentTable
-from ..messages import FunctionSpec
+from ..messages import Failed, FunctionSpec
+from ..packing.failures import kinds, pickled, sent
 from ..plan.call import Access, Region
 from ..values.arrays import Array
 from ..values.random import generator, seed_globals, seed_torch
@@ -213,12 +217,54 @@ class Workspace:
         """Hold the outputs of a call until a ``Store`` fetches them, or a ``Keep`` names them."""
         self._kept = leaves
 
+    def failure(self, error: BaseException) -> Failed:
+        """What to tell of *error*; it ends the process if its device is useless then, as results would
+        be wrong."""
+        try:
+            lost = self.device.lost(error)
+        except Exception as another:
+            lost = reason(another)
+        if lost is not None:
+            where = f" in the function {self.function!r}" if self.function else ""
+            give_up(f"rank {self.number} lost its GPU{where}: {lost}")
+        try:
+            return self._failed(error)
+        except Exception:  # of the error's own methods
+            what = f"{with_article(type(error).__name__)}, which cannot be looked at"
+            return self._failed(RuntimeError(what))
+
+    def _failed(self, error: BaseException) -> Failed:
+        shorten(error)
+        parts = sent(error)
+        traceback.clear_frames(error.__traceback__)  # do not keep the function's arrays alive
+        return Failed(
+            function=self.function,
+            summary=_summary(error) + self.device.advice(error, self.function is not None),
+            traceback=parts,
+            pickled=pickled(error),
+            kinds=kinds(error),
+            usage=isinstance(error, UsageError) and not self.in_function,
+            strays=isinstance(error, CollectiveError) and error.strays,
+            item=self.item,
+        )
+
     def handed_over(self, leaf: int) -> list[Array]:
         """The pieces of an output that are held, which are held no longer."""
         pieces: list[Array] = []
         if self._kept:
             pieces, self._kept[leaf] = self._kept[leaf], []
         return pieces
+
+
+_TOLD = 2000  # characters of an exception's text; the traceback has all of it
+
+
+def _summary(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except BaseException:
+        text = "(its text could not be made)"
+    return f"{type(error).__name__}: {text if len(text) <= _TOLD else f'{text[:_TOLD]}…'}"
 
 
 def end_as_child(error: BaseException) -> NoReturn:

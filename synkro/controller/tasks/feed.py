@@ -70,23 +70,31 @@ class _Batch:
         left: how many these are.
     """
 
-    __slots__ = ("first", "items", "left", "nbytes", "slot", "stored")
+    __slots__ = ("_there", "first", "items", "left", "nbytes", "slot", "stored")
 
     def __init__(self, first: int, items: Sequence[Arguments], stored: Stored, nbytes: int) -> None:
         self.first, self.items, self.stored = first, items, stored
         self.slot: int | None = None
         self.nbytes, self.left = nbytes, len(items)
+        self._there: list[range] = []  # the numbers of items with results
 
     def put(self, slot: int | None) -> None:
         """Note the *slot* that has the batch now."""
         self.slot = slot
 
-    def done(self, count: int) -> int:
-        """Note that *count* items have results; returns how many bytes no longer wait."""
+    def done(self, first: int, count: int) -> int:
+        """Note that *count* items from number *first* on have results; returns how many bytes no longer
+        wait."""
         nbytes = self.nbytes * count // self.left
         self.nbytes -= nbytes
         self.left -= count
+        self._there.append(range(first, first + count))
         return nbytes
+
+    def pending(self) -> list[int]:
+        """The numbers of the items without a result."""
+        numbers = set(range(self.first, self.first + len(self.items)))
+        return sorted(numbers.difference(*self._there))
 
 
 @dataclass(eq=False, repr=False)
@@ -127,6 +135,7 @@ class Feed:
         most = _OVER_HOSTS if self._engine.has_hosts else MOST
         self._together = min(together or most, most if at_once else _IN_ORDER)
         self._read = 0  # how many items were read
+        self._length = length or 0  # how many there are, if that is known
         self._share = self._together if length is None else max(1, length // (2 * size))
         self._batches: dict[int, _Batch] = {}  # by their slots, those with items that wait for a result
         self._nbytes = 0  # of waiting items
@@ -140,13 +149,13 @@ class Feed:
 
     # ── results ──────────────────────────────────────────────────────────────────────────────────
 
-    def done(self, slot: int, count: int, nbytes: int) -> bool:
-        """*count* items of the batch in *slot* have results of so many bytes; whether they are waited
-        for."""
+    def done(self, slot: int, first: int, count: int, nbytes: int) -> bool:
+        """*count* items of the batch in *slot*, from number *first* on, have results of so many bytes;
+        whether they are waited for."""
         batch = self._batches.get(slot)
         if batch is None:
             return False
-        self._nbytes -= batch.done(count)
+        self._nbytes -= batch.done(first, count)
         self.count += count
         each = nbytes / count
         self._results = max(each, self._results + (each - self._results) / 16)
@@ -154,6 +163,19 @@ class Feed:
             del self._batches[slot]
             self._queue.free(slot)
         return True
+
+    def again(self, slot: int, number: int) -> None:
+        """Let a worker do an item of the batch in *slot* once more."""
+        if (batch := self._batches.get(slot)) is not None:
+            self._back.append((batch, number - batch.first, number - batch.first + 1))
+
+    def pending(self) -> list[int]:
+        """The numbers of items without a result: of all if it is known how many there are, else of those
+        that were read."""
+        batches = {id(each): each for each in (*self._batches.values(), *(b for b, _, _ in self._back))}
+        found = [number for batch in batches.values() for number in batch.pending()]
+        unread = range(self._read, 0 if self.exhausted else self._length)
+        return [*sorted(found), *unread]
 
     @property
     def waiting(self) -> int:

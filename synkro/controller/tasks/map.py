@@ -13,6 +13,7 @@ finish what they have begun, and the map goes on with a command of its own.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import time
 from collections import deque
@@ -22,7 +23,7 @@ from enum import Enum
 from typing import Any
 
 from ...errors import CallTimeout, InternalError, OutputError, UsageError, WorkerDied, reason
-from ...ipc.queue import ALONE, TOGETHER, Dispatcher, Given
+from ...ipc.queue import ALONE, FAILED, TOGETHER, Dispatcher, Given
 from ...messages import Failed, Phase, Work
 from ...packing.pickles import dumped
 from ...packing.refused import advice_on_loading
@@ -57,6 +58,9 @@ class Map:
     workers as long as the map.  *shared* is what its tasks share.
 
     *limit* is in seconds: for each result, or for all if they are wanted at once.
+
+    A task that fails is tried again, *retries* times at most; then its exception ends the map or, if it
+    is *returned*, is its result.
     """
 
     _engine: Engine
@@ -70,10 +74,16 @@ class Map:
     _feed: Feed
     _order: ResultOrder
     _limit: float | None
+    _retries: int
+    _returned: bool
     _progress: Progress | None
     _runs: dict[int, tuple[list[Any], int]] = field(default_factory=dict)
     """Results, and their bytes, by the first item's number."""
     _values: deque[Any] = field(default_factory=deque)  # results of the run that the program reads
+    _first: int = 0  # the number of the first of these
+    _tries: dict[int, int] = field(default_factory=dict)
+    """How often items that have no result yet were tried in vain, by number."""
+    _pending: Sequence[int] = ()  # the numbers of items without a result, when one had failed
     _held: int = 0  # bytes of results
     _looked: float = 0.0  # when results were looked for last
     _next: int = 0  # the number of the next result
@@ -96,10 +106,14 @@ class Map:
     def all(self) -> list[Any]:
         """All results.  Raises: as ``next``."""
         deadline = self._deadline()
-        with self._engine.lock, self._engine.tracing(self._function.name, self._function.number):
-            self._engine.turns.wait_for_all()
-            while self._goes_on():
-                self._step(deadline)
+        try:
+            with self._engine.lock, self._engine.tracing(self._function.name, self._function.number):
+                self._engine.turns.wait_for_all()
+                while self._goes_on():
+                    self._step(deadline)
+        except BaseException as error:
+            self._tell(error)
+            raise
         found: list[Any] = []
         while len(found) < self._feed.count:
             found += self._runs.pop(len(found))[0]
@@ -113,19 +127,37 @@ class Map:
         """
         self._check_not_lost()
         deadline = self._deadline()
-        while not self._is_next_there():
-            if not self._goes_on():
-                raise StopIteration
-            self._step(deadline)
-        if self._open and time.perf_counter() - self._looked > _WHILE:
-            self._step(None)
+        try:
+            while not self._is_next_there():
+                if not self._goes_on():
+                    raise StopIteration
+                self._step(deadline)
+            if self._open and time.perf_counter() - self._looked > _WHILE:
+                self._step(None)
+        except StopIteration:
+            raise
+        except BaseException as error:
+            self._tell(error)
+            raise
         if not self._values:
-            first = self._next if self._order is ResultOrder.KEPT else next(iter(self._runs))
-            values, nbytes = self._runs.pop(first)
+            self._first = self._next if self._order is ResultOrder.KEPT else next(iter(self._runs))
+            values, nbytes = self._runs.pop(self._first)
             self._held -= nbytes
             self._values.extend(values)
         self._next += 1
+        self._first += 1
         return self._values.popleft()
+
+    def _tell(self, error: BaseException) -> None:
+        """Give *error*, which ends the map, the results that the program does not have."""
+        if self._values:
+            self._runs[self._first] = [*self._values], 0
+            self._values.clear()
+        runs = sorted(self._runs.items())
+        found = {first + i: value for first, (values, _) in runs for i, value in enumerate(values)}
+        pending = [number for number in self._pending or self._feed.pending() if number not in found]
+        with contextlib.suppress(AttributeError):  # of a class of the user's, which has slots
+            error.results, error.finished, error.pending = [*found.values()], [*found], pending  # type: ignore[attr-defined]
 
     def _check_not_lost(self) -> None:
         if self._lost:
@@ -275,18 +307,42 @@ class Map:
     def _collect(self) -> None:
         """Take the results that have come."""
         self._engine.require_ready()  # a signal handler may have closed the session
+        self._take_all()
+
+    def _take_all(self) -> None:
         for run in self._queue.collect():
             if run.rank >= 0:
                 self._engine.channel.read_block(run.rank)
             values, nbytes = self._unpickled(run), run.pickles.nbytes
-            if values and self._feed.done(run.slot, len(values), nbytes):
-                self._runs[run.first] = values, nbytes
-                if self._order is not ResultOrder.AT_ONCE:
-                    self._held += nbytes
+            if not values:
+                continue
+            self._runs[run.first] = values, nbytes  # before anything else knows that they are there
+            if not self._feed.done(run.slot, run.first, len(values), nbytes):
+                del self._runs[run.first]
+            elif self._order is not ResultOrder.AT_ONCE:
+                self._held += nbytes
+
+    def _failed(self, run: Given) -> list[Any]:
+        """What becomes of a task that has failed: its exception is the result, or there is none yet."""
+        rank, failed = pickle.loads(run.pickles.parts[0])
+        number, tries = run.first, self._tries.pop(run.first, 0) + 1
+        often = f", tried {tries} times" if tries > 1 else ""
+        where = f" at {self._item(number)}{often}"
+        error = worker_error([failed], [rank], self._engine.host_of, where)
+        if tries <= self._retries and not isinstance(error, UsageError):
+            self._tries[number] = tries
+            self._feed.again(run.slot, number)
+            return []
+        if not self._returned:
+            self._fail(number, error)
+            return []
+        return [error]
 
     def _unpickled(self, run: Given) -> list[Any]:
         """The results of a run: those before one that cannot be unpickled."""
         kind, parts, by_us = run.pickles
+        if kind == FAILED:
+            return self._failed(run)
         found: list[Any] = []
         streams, buffers = (parts[:1], parts[1:]) if kind == ALONE else (parts, ())
         try:
@@ -297,7 +353,13 @@ class Map:
         except Exception as error:
             number = run.first + len(found)
             what = f"the result of item {number} of map() cannot be unpickled here: {reason(error)}."
-            self._fail(number, OutputError(f"{what} {advice_on_loading(error)}"))
+            refused = OutputError(f"{what} {advice_on_loading(error)}")
+            if not self._returned:
+                self._fail(number, refused)
+            elif kind == TOGETHER:  # none of them can be
+                return [refused] * run.length
+            else:
+                return [*found, refused, *self._unpickled(_after(run, len(found) + 1))]
         return found[0] if found and kind == TOGETHER else found
 
     def _fail(self, number: int | None, error: BaseException) -> None:
@@ -317,6 +379,7 @@ class Map:
             where = "" if item is None else f" at {self._item(item)}"
             self._fail(item, worker_error(replies, ranks, self._engine.host_of, where))
         if self._failure is not None:  # what comes before it is wanted, as far as it is read in order
+            self._pending = self._feed.pending()
             self._feed.end_before(self._failed_at if self._order is ResultOrder.KEPT else 0)
 
     def _show(self) -> None:
@@ -360,6 +423,8 @@ class Map:
     def lose(self) -> None:
         self._open, self._lost = False, True
         self._queue.stop()
+        if self._engine.state is not State.CLOSED:
+            self._take_all()
 
     def _is_paused(self) -> bool:
         self._collect()
@@ -371,3 +436,9 @@ class Map:
             self._feed.drop()
             if self._open and self._engine.state is State.READY:
                 self._end(at_once=True)
+
+
+def _after(run: Given, count: int) -> Given:
+    """A run of results without the first *count* of them, which are pickled each by itself."""
+    pickles = run.pickles._replace(parts=run.pickles.parts[count:])
+    return run._replace(first=run.first + count, length=run.length - count, pickles=pickles)

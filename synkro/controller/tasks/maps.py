@@ -9,7 +9,7 @@ import operator
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -60,10 +60,15 @@ class TaskFunction(SentFunction):
         self._join(services, FunctionSpec(self.name, fn, None))
 
     def command(
-        self, common: dict[str, Any], descriptors: tuple[int, ...], shared: SharedByTasks
+        self,
+        common: dict[str, Any],
+        descriptors: tuple[int, ...],
+        shared: SharedByTasks,
+        goes_on: bool,
     ) -> tuple[Planned, Work]:
         """The command that runs the function on items, with *common* arguments; the function is brought
-        first.  What its tasks share is said by *shared*, which learns what the function uses."""
+        first.  What its tasks share is said by *shared*, which learns what the function uses.  If it
+        *goes_on*, others follow on a task that has failed."""
         services = self._services
         planner = Planner(services, self, _bind, ())
         planned = planner.planned(Request((), common))
@@ -74,7 +79,7 @@ class TaskFunction(SentFunction):
         held = [*common.values()]
         classes = {*_classes((held,)), *(value for value in held if isinstance(value, type))}
         shared.add({id(cls): cls for cls in classes})
-        return planned, Work(planned.plan, descriptors, seed, number, {})
+        return planned, Work(planned.plan, descriptors, seed, number, goes_on, {})
 
 
 def _bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Bound]:
@@ -109,6 +114,8 @@ class Maps:
         progress: bool = False,
         timeout: float | None = None,
         chunksize: int | None = None,
+        retries: int = 0,
+        errors: Literal["raise", "return"] = "raise",
     ) -> list[R]:
         """Call *fn* with each item, on whichever worker is free; returns the results, in order.
 
@@ -128,15 +135,23 @@ class Maps:
             chunksize: how many items go to a worker together at most; None for what their tasks take
                 so long as allows.  A worker that has nothing to do takes over what another has not
                 begun, so there is seldom a reason to say it.
+            retries: how often a task that raises an exception is tried again, with a new copy of its
+                item, and the same ``rng()``; what it has done outside of itself is then done twice.  A
+                ``UsageError`` is never tried again.
+            errors: what becomes of a task that has raised an exception, after all *retries*: with
+                ``"raise"`` no other begins, and its exception is raised; with ``"return"`` all go on,
+                and the exception, as it would be raised, is the result of its item.
 
         Raises: InvalidType, InvalidValue for what cannot be called or pickled; WorkerError for the first
         item on which *fn* failed, when the tasks that ran have ended; what the iterables raise;
-        WorkerDied, CallTimeout, SessionError.
+        WorkerDied, CallTimeout, SessionError.  All of them, and KeyboardInterrupt, have the attributes
+        ``results``, those that were there, ``finished``, the numbers of their items, and ``pending``,
+        the numbers of all other items (of a generator's those that were read).
         """
         with self._services.engine.lock:
             self._services.engine.turns.wait_for_all()
             run, bar = self._made(
-                ResultOrder.AT_ONCE, fn, iterables, common, progress, timeout, chunksize
+                ResultOrder.AT_ONCE, fn, iterables, common, progress, timeout, chunksize, retries, errors
             )
             with bar or contextlib.nullcontext():
                 return run.all()
@@ -150,16 +165,21 @@ class Maps:
         timeout: float | None = None,
         chunksize: int | None = None,
         ordered: bool = True,
+        retries: int = 0,
+        errors: Literal["raise", "return"] = "raise",
     ) -> Results[R]:
         """An iterator over what ``map`` returns: each result as soon as it and those before it are
         there, or, if not *ordered*, as soon as it is there.
 
         The workers go on while the program uses a result.  Only so many items are read ahead that the
         workers have enough to do, and as many results are kept.  Another call of the program meanwhile
-        waits for the tasks that run.  *timeout* is for each result.
+        waits for the tasks that run.  *timeout* is for each result.  What it raises has the ``results``
+        that the program did not get.
         """
         order = ResultOrder.KEPT if checked_bool(ordered, "ordered") else ResultOrder.ANY
-        return Results(*self._made(order, fn, iterables, common, progress, timeout, chunksize))
+        return Results(
+            *self._made(order, fn, iterables, common, progress, timeout, chunksize, retries, errors)
+        )
 
     def _made(
         self,
@@ -170,6 +190,8 @@ class Maps:
         progress: Any,
         timeout: Any,
         chunksize: Any,
+        retries: Any,
+        errors: Any,
     ) -> tuple[Map, Progress | None]:
         """A map, after its arguments were checked, and its bar."""
         engine = self._services.engine
@@ -185,6 +207,10 @@ class Maps:
             given = _detached(given)
         limit = engine.turns.limit if timeout is None else checked_seconds(timeout, "timeout")
         together = None if chunksize is None else checked_int(chunksize, "chunksize", 1)
+        retries = checked_int(retries, "retries", 0)
+        if errors not in ("raise", "return"):
+            raise InvalidValue(f'errors= is "raise" or "return"; got {shortened(errors)}.')
+        returned = errors == "return"
         bar = Progress(name, _length(iterables), "item") if checked_bool(progress, "progress") else None
         with engine.lock:
             engine.wait_until_ready()
@@ -198,13 +224,29 @@ class Maps:
             shared = SharedByTasks(engine.settle, objects.rely)
             values = functools.partial(objects.values, shared=shared)
             with engine.turns.limited(limit):
-                planned, work = function.command(given, self._descriptors, shared)
+                planned, work = function.command(
+                    given, self._descriptors, shared, retries > 0 or returned
+                )
                 values(OUT_OF_BAND).introduce(_classes(iterables))
             self._last = function
         instant, length = all(type(i) in _INSTANT for i in iterables), _length(iterables)
         feed = Feed(name, iterators, length, instant, at_once, together, queue, values, engine)
         kept = function, last  # of which the arguments in common may have been a part
-        run = Map(engine, objects.load, *kept, queue, planned, work, shared, feed, order, limit, bar)
+        run = Map(
+            engine,
+            objects.load,
+            *kept,
+            queue,
+            planned,
+            work,
+            shared,
+            feed,
+            order,
+            limit,
+            retries,
+            returned,
+            bar,
+        )
         self._used = weakref.ref(run)
         return run, bar
 
