@@ -221,6 +221,31 @@ def test_a_failure_names_its_item_and_no_other_task_begins(two_hosts, tmp_path, 
     assert fine(two_hosts)
 
 
+@pytest.mark.parametrize("order", [None, True, False])
+def test_tasks_that_fail_are_tried_again_on_any_host(several, tmp_path, order):
+    def task(k, folder):
+        with open(f"{folder}/{k}", "ab") as file:
+            file.write(b".")
+            tries = file.tell()
+        if k % 3 == 0 and tries < k % 5:
+            raise KeyError(k, tries)
+        return k, tries, np.ones(k * k)
+
+    options = {"common": {"folder": str(tmp_path)}, "errors": "return", "retries": 2}
+    if order is None:
+        found = several.map(task, range(200), **options)
+    else:
+        found = list(several.imap(task, range(200), ordered=order, **options))
+        found.sort(key=lambda each: each.args[0] if isinstance(each, KeyError) else each[0])
+    for k, each in enumerate(found):
+        if k % 3 == 0 and k % 5 == 4:
+            assert each.args == (k, 3)
+            assert "tried 3 times" in str(each)
+        else:
+            assert each[1] == (max(1, k % 5) if k % 3 == 0 else 1)
+            assert len(each[2]) == k * k
+
+
 def test_a_timeout_names_the_rank_of_the_other_host(two_hosts, tmp_path):
     pid = two_hosts.pids[1]
 
@@ -263,6 +288,23 @@ def test_a_worker_of_another_host_that_is_killed_is_told(own, seconds):
         for _ in own.imap(time.sleep, itertools.repeat(seconds)):
             pass
     thread.join()
+
+
+def test_a_worker_of_another_host_that_dies_takes_no_result_along(own):
+    pid = own.pids[1]
+
+    def task(k):
+        if os.getpid() == pid and k > 500:
+            time.sleep(0.5)  # what is there is handed over meanwhile
+            os._exit(3)
+        time.sleep(1e-3)  # so that both hosts have tasks
+        return k
+
+    with Watch(), pytest.raises(WorkerDied) as error:
+        own.map(task, range(2000))
+    assert {*error.value.finished, *error.value.pending} == set(range(2000))
+    assert list(error.value.results) == list(error.value.finished)
+    assert len(error.value.results) > 100
 
 
 def test_the_random_stream_of_an_item_is_the_same_on_any_host():

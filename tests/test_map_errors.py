@@ -145,7 +145,10 @@ def test_nothing_comes_after_close(two):
     results = synk.imap(double, range(100))
     assert next(results) == 0
     assert wait_until(
-        lambda: sum(len(run) for run, _ in results._map._runs.values()) > 1 or next(results) is None
+        lambda: (
+            sum(len(run) for run, _ in results._map._collected._runs.values()) > 1
+            or next(results) is None
+        )
     )
     results.close()
     assert list(results) == []

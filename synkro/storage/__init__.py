@@ -8,4 +8,5 @@
     opened     an array in a file that is open for reading, whatever its format: rows of it, by chunks
     reading    … in a thread of its own, one piece ahead
     targets    arrays of zarr's, which take what functions return
+    checkpoint  results of a map, in a file of their own
 """

@@ -3,6 +3,8 @@
 ::
 
     maps  ``map`` and ``imap``: what they take, and functions for them
+    wishes  how a map is to go, as its arguments say
     map   one map: items to the workers, results in order
     feed  items, read from iterables as they are needed, and pickled
+    collected  results, until the program takes them
 """

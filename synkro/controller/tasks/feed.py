@@ -19,7 +19,9 @@ from ...errors import (
     reason,
 )
 from ...ipc.queue import ALONE, EACH, MOST, TOGETHER, Dispatcher, Pickles, Stored, Ticket
+from ...packing import fingerprint
 from ...packing.pickles import OUT_OF_BAND, check_cause
+from ...storage.checkpoint import Checkpoint
 from ..engine.engine import Engine
 from ..objects.values import Values
 
@@ -30,6 +32,7 @@ _SHORT = 5e-3  # seconds; if half of the items were done sooner, more are read a
 _IN_ORDER = 16  # items of a batch, if results are wanted in order: the next one may be the last of it
 _OVER_HOSTS = 1 << 8  # … and with several hosts: a part of a batch comes with the rest of it
 _BYTES = 1 << 26  # of items and results together that wait, beyond two items a worker
+_FOUND = 1 << 6  # results of a checkpoint that are taken together
 _BATCH = 1 << 17  # bytes of items from which on a batch gets no more
 _LONG_ENOUGH = 2e-4  # seconds of reading items, after which they are published, and results looked for
 _LONG = 100  # characters of an item in a sentence
@@ -104,7 +107,7 @@ class Feed:
     *name* is the function's.  *iterators* have the items, of which there are *length* at most, if that
     is known.  If *instant*, nobody waits for them; *at_once*: the program waits for all results.  A
     batch has at most so many items *together*.  *values* gives what pickles what pickle itself does not
-    take.
+    take.  Items whose results are in the *checkpoint* do not go to the workers.
 
     Attributes:
         count: how many items have a result.
@@ -121,12 +124,18 @@ class Feed:
     _queue: Dispatcher
     _values: Callable[[int], Values]
     _engine: Engine
+    _checkpoint: Checkpoint | None
 
     def __post_init__(self, length: int | None, at_once: bool, together: int | None) -> None:
         self.count: int = 0
         self.exhausted: bool = False
         self.error: Exception | None = None
-        self._items = zip(*self._iterators, strict=False)
+        self._found: list[tuple[int, Any, int]] = []  # results of the checkpoint
+        self._items: Iterator[Arguments] = zip(*self._iterators, strict=False)
+        if self._checkpoint is not None:
+            self._instant = False  # each is looked at as it is read
+            self._digest = fingerprint.values()
+            self._items = itertools.starmap(self._noted, enumerate(self._items))
         self._rest = _Columns([[] for _ in self._iterators])  # of those that were read, and come before
         self._size = size = self._engine.size
         there = self._instant and at_once
@@ -149,12 +158,14 @@ class Feed:
 
     # ── results ──────────────────────────────────────────────────────────────────────────────────
 
-    def done(self, slot: int, first: int, count: int, nbytes: int) -> bool:
-        """*count* items of the batch in *slot*, from number *first* on, have results of so many bytes;
-        whether they are waited for."""
-        batch = self._batches.get(slot)
-        if batch is None:
-            return False
+    def awaits(self, slot: int) -> bool:
+        """Whether somebody waits for the results of the batch in *slot*."""
+        return slot in self._batches
+
+    def done(self, slot: int, first: int, count: int, nbytes: int) -> None:
+        """*count* items of the batch in *slot*, from number *first* on, have results, of so many
+        bytes."""
+        batch = self._batches[slot]
         self._nbytes -= batch.done(first, count)
         self.count += count
         each = nbytes / count
@@ -162,7 +173,6 @@ class Feed:
         if not batch.left:
             del self._batches[slot]
             self._queue.free(slot)
-        return True
 
     def again(self, slot: int, number: int) -> None:
         """Let a worker do an item of the batch in *slot* once more."""
@@ -265,6 +275,10 @@ class Feed:
                 if self._is_full(held):
                     break
                 count = min(left, self._together, self._share, int(_BATCH / (1 + self._each)))
+                if self._find_some():
+                    if not self._open or enough():
+                        break
+                    continue
                 known = self._read >= self._size  # how many bytes an item has
                 self._offer(self._several(max(1, count) if known else 1), held)
                 if not self._open:
@@ -281,11 +295,48 @@ class Feed:
             self.exhausted, self.error = True, error
         self._fed = time.perf_counter()
 
+    def take_found(self) -> list[tuple[int, Any, int]]:
+        """The results that the checkpoint has, each with the number of its item, and its bytes; once."""
+        found, self._found = self._found, []
+        return found
+
+    def _noted(self, number: int, args: Arguments) -> Arguments:
+        assert self._checkpoint is not None
+        try:
+            digest = self._digest(args)
+        except Exception as error:
+            raise InvalidType(
+                f"item {number} of map(), {shown(args)}, cannot be known again by a checkpoint, as "
+                f"pickle does not take it: {reason(error)}."
+            ) from error
+        self._checkpoint.note(number, digest)
+        return args
+
+    def _find_some(self) -> bool:
+        """Take the results of the next items that the checkpoint has; whether it has some.
+
+        Raises: StopIteration, as there are no more items.
+        """
+        checkpoint, count, nbytes = self._checkpoint, 0, 0
+        while checkpoint is not None and checkpoint.has(self._read) and count < _FOUND:
+            self._next()
+            value, size = checkpoint.result(self._read)
+            self._found.append((self._read, value, size))
+            self._read += 1
+            self.count += 1
+            count, nbytes = count + 1, nbytes + size
+            if nbytes > _BATCH:
+                break
+        return count > 0
+
     def _several(self, count: int) -> Iterable[Arguments]:
         """The next items: at most so many, and as many as are there soon.
 
         Raises: StopIteration, and all else that the first of them raises.
         """
+        if self._checkpoint is not None:
+            numbers = range(self._read, self._read + count)
+            count = next((n - self._read for n in numbers if self._checkpoint.has(n)), count)
         if not self._instant:
             return itertools.chain([self._next()], self._more(count - 1))
         if self._rest:

@@ -13,13 +13,10 @@ finish what they have begun, and the map goes on with a command of its own.
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from typing import Any
 
 from ...errors import CallTimeout, InternalError, OutputError, UsageError, WorkerDied, reason
@@ -34,18 +31,12 @@ from ..engine.failures import first_failure, worker_error
 from ..engine.turns import is_past
 from ..objects.values import SharedByTasks
 from ..progress import Progress
+from .collected import Collected, ResultOrder
 from .feed import Feed, shown
+from .wishes import Wishes
 
 _HELD = 1 << 26  # bytes of results that are kept for the program, beside the next one
 _WHILE = 1e-3  # seconds between two looks whether the workers need items, while results are there
-
-
-class ResultOrder(Enum):
-    """In which order a program wants results."""
-
-    AT_ONCE = "all together, at the end"
-    KEPT = "each as soon as those before it are there"
-    ANY = "each as soon as it is there"
 
 
 @dataclass(eq=False)
@@ -57,10 +48,8 @@ class Map:
     *work* is the command for *planned*, a call of the *function*; this and the *last* one live on the
     workers as long as the map.  *shared* is what its tasks share.
 
-    *limit* is in seconds: for each result, or for all if they are wanted at once.
-
-    A task that fails is tried again, *retries* times at most; then its exception ends the map or, if it
-    is *returned*, is its result.
+    *wished* has the limit, for each result, or for all if they are wanted at once.  A task that fails is
+    tried again as often as it says; then its exception ends the map, or is its result.
     """
 
     _engine: Engine
@@ -72,21 +61,13 @@ class Map:
     _work: Work
     _shared: SharedByTasks
     _feed: Feed
-    _order: ResultOrder
-    _limit: float | None
-    _retries: int
-    _returned: bool
+    _collected: Collected
+    _wished: Wishes
     _progress: Progress | None
-    _runs: dict[int, tuple[list[Any], int]] = field(default_factory=dict)
-    """Results, and their bytes, by the first item's number."""
-    _values: deque[Any] = field(default_factory=deque)  # results of the run that the program reads
-    _first: int = 0  # the number of the first of these
     _tries: dict[int, int] = field(default_factory=dict)
     """How often items that have no result yet were tried in vain, by number."""
     _pending: Sequence[int] = ()  # the numbers of items without a result, when one had failed
-    _held: int = 0  # bytes of results
     _looked: float = 0.0  # when results were looked for last
-    _next: int = 0  # the number of the next result
     _until: float | None = None  # when a pause for items of its own has to be over
     _open: bool = False  # whether the workers do the command
     _ending: bool = False  # whether they are to end it
@@ -114,10 +95,8 @@ class Map:
         except BaseException as error:
             self._tell(error)
             raise
-        found: list[Any] = []
-        while len(found) < self._feed.count:
-            found += self._runs.pop(len(found))[0]
-        return found
+        self._collected.end()
+        return self._collected.all(self._feed.count)
 
     def next(self) -> Any:
         """The next result.
@@ -128,36 +107,22 @@ class Map:
         self._check_not_lost()
         deadline = self._deadline()
         try:
-            while not self._is_next_there():
+            while not self._collected.is_next_there:
                 if not self._goes_on():
                     raise StopIteration
                 self._step(deadline)
             if self._open and time.perf_counter() - self._looked > _WHILE:
                 self._step(None)
         except StopIteration:
+            self._collected.end()
             raise
         except BaseException as error:
             self._tell(error)
             raise
-        if not self._values:
-            self._first = self._next if self._order is ResultOrder.KEPT else next(iter(self._runs))
-            values, nbytes = self._runs.pop(self._first)
-            self._held -= nbytes
-            self._values.extend(values)
-        self._next += 1
-        self._first += 1
-        return self._values.popleft()
+        return self._collected.take()
 
     def _tell(self, error: BaseException) -> None:
-        """Give *error*, which ends the map, the results that the program does not have."""
-        if self._values:
-            self._runs[self._first] = [*self._values], 0
-            self._values.clear()
-        runs = sorted(self._runs.items())
-        found = {first + i: value for first, (values, _) in runs for i, value in enumerate(values)}
-        pending = [number for number in self._pending or self._feed.pending() if number not in found]
-        with contextlib.suppress(AttributeError):  # of a class of the user's, which has slots
-            error.results, error.finished, error.pending = [*found.values()], [*found], pending  # type: ignore[attr-defined]
+        self._collected.tell(error, self._pending or self._feed.pending())
 
     def _check_not_lost(self) -> None:
         if self._lost:
@@ -173,7 +138,7 @@ class Map:
         self._lost = True
 
     def _deadline(self) -> float | None:
-        return None if self._limit is None else time.monotonic() + self._limit
+        return None if self._wished.limit is None else time.monotonic() + self._wished.limit
 
     def _goes_on(self) -> bool:
         """Whether there is something to wait for.  Raises: what has ended the map, once."""
@@ -194,7 +159,7 @@ class Map:
         with self._engine.lock, self._engine.tracing(self._function.name, self._function.number):
             self._engine.turns.wait_for_all()
             try:
-                if self._is_next_there():
+                if self._collected.is_next_there:
                     self._feed_them()
                 else:
                     self._advance(deadline)
@@ -205,12 +170,6 @@ class Map:
                     self._lost = True
                 raise
 
-    def _is_next_there(self) -> bool:
-        if self._order is ResultOrder.AT_ONCE:
-            return False
-        there = self._next in self._runs if self._order is ResultOrder.KEPT else bool(self._runs)
-        return there or bool(self._values)
-
     # ── a step ───────────────────────────────────────────────────────────────────────────────────
 
     def _advance(self, deadline: float | None) -> None:
@@ -218,7 +177,7 @@ class Map:
         engine, feed = self._engine, self._feed
         engine.require_ready()
         self._check_not_lost()
-        with engine.turns.limited(self._limit):
+        with engine.turns.limited(self._wished.limit):
             self._until = deadline
             try:
                 if not self._open:
@@ -229,16 +188,16 @@ class Map:
         if not self._open:
             return
         if not self._is_due():
-            awaited = self._next if self._order is ResultOrder.KEPT else None
-            enough = 0 if self._order is ResultOrder.ANY else feed.threshold(self._held)
-            engine.channel.expect(awaited, enough)
+            held, order = self._collected.held, self._collected.order
+            enough = 0 if order is ResultOrder.ANY else feed.threshold(held)
+            engine.channel.expect(self._collected.awaited, enough)
             engine.attend(self._is_due, deadline, self._show)
             engine.channel.expect()
         self._show()
         if not engine.everyone.unanswered():
             self._finish()
-        elif is_past(deadline) and not self._is_next_there():
-            engine.abandon(self._limit)
+        elif is_past(deadline) and not self._collected.is_next_there:
+            engine.abandon(self._wished.limit)
 
     def _feed_them(self) -> None:
         """Publish items, if there are too few; or end the command, if there are no more."""
@@ -246,7 +205,7 @@ class Map:
         if not self._open:  # another thread's call has paused it
             return
         self._collect_some()
-        if self._feed.due(self._held) and not self._ending:
+        if self._is_wanting() and not self._ending:
             self._fill()
         if self._open and not self._ending:
             failed = len(self._engine.everyone.unanswered()) < self._engine.size
@@ -256,7 +215,7 @@ class Map:
 
     def _begin(self) -> None:
         engine = self._engine
-        if self._feed.due(self._held):  # what the first items rely on is there when tasks begin
+        if self._is_wanting():  # what the first items rely on is there when tasks begin
             self._fill()
         if self._feed.is_done:
             return
@@ -271,7 +230,8 @@ class Map:
 
     def _fill(self) -> None:
         """Read items, which may call functions of the program's, and send what they rely on."""
-        self._feed.read(self._held, self._is_due)
+        self._feed.read(self._collected.held, self._is_due)
+        self._take_found()
         error = self._feed.error
         if isinstance(error, CallTimeout | WorkerDied) and (
             self._lost or self._engine.state is not State.READY
@@ -296,12 +256,16 @@ class Map:
             return True
         if not self._ending and (self._failure is not None or self._feed.is_done):
             return True
-        return self._is_next_there() or (not self._ending and self._feed.due(self._held))
+        return self._collected.is_next_there or (not self._ending and self._is_wanting())
+
+    def _is_wanting(self) -> bool:
+        return self._feed.due(self._collected.held)
 
     def _collect_some(self) -> None:
         """Take the results that have come, unless the program has enough: the workers wait with more."""
         self._looked = time.perf_counter()
-        if self._held <= _HELD or not self._is_next_there():
+        self._take_found()
+        if self._collected.held <= _HELD or not self._collected.is_next_there:
             self._collect()
 
     def _collect(self) -> None:
@@ -309,18 +273,28 @@ class Map:
         self._engine.require_ready()  # a signal handler may have closed the session
         self._take_all()
 
+    def _take_found(self) -> None:
+        """Take the results that the checkpoint has."""
+        for number, value, nbytes in self._feed.take_found():
+            self._collected.add(number, [value], nbytes)
+
     def _take_all(self) -> None:
         for run in self._queue.collect():
             if run.rank >= 0:
                 self._engine.channel.read_block(run.rank)
             values, nbytes = self._unpickled(run), run.pickles.nbytes
-            if not values:
-                continue
-            self._runs[run.first] = values, nbytes  # before anything else knows that they are there
-            if not self._feed.done(run.slot, run.first, len(values), nbytes):
-                del self._runs[run.first]
-            elif self._order is not ResultOrder.AT_ONCE:
-                self._held += nbytes
+            if values and self._feed.awaits(run.slot):
+                self._collected.add(run.first, values, nbytes)  # before all else: Ctrl-C may come
+                self._feed.done(run.slot, run.first, len(values), nbytes)
+                self._write(run, values)
+
+    def _write(self, run: Given, values: list[Any]) -> None:
+        """Write results, and no failures, to the checkpoint; if that fails, it ends the map."""
+        if run.pickles.kind != FAILED:
+            try:
+                self._collected.write(run.first, values)
+            except Exception as error:
+                self._fail(None, error)
 
     def _failed(self, run: Given) -> list[Any]:
         """What becomes of a task that has failed: its exception is the result, or there is none yet."""
@@ -329,11 +303,11 @@ class Map:
         often = f", tried {tries} times" if tries > 1 else ""
         where = f" at {self._item(number)}{often}"
         error = worker_error([failed], [rank], self._engine.host_of, where)
-        if tries <= self._retries and not isinstance(error, UsageError):
+        if tries <= self._wished.retries and not isinstance(error, UsageError):
             self._tries[number] = tries
             self._feed.again(run.slot, number)
             return []
-        if not self._returned:
+        if not self._wished.returned:
             self._fail(number, error)
             return []
         return [error]
@@ -354,7 +328,7 @@ class Map:
             number = run.first + len(found)
             what = f"the result of item {number} of map() cannot be unpickled here: {reason(error)}."
             refused = OutputError(f"{what} {advice_on_loading(error)}")
-            if not self._returned:
+            if not self._wished.returned:
                 self._fail(number, refused)
             elif kind == TOGETHER:  # none of them can be
                 return [refused] * run.length
@@ -379,8 +353,8 @@ class Map:
             where = "" if item is None else f" at {self._item(item)}"
             self._fail(item, worker_error(replies, ranks, self._engine.host_of, where))
         if self._failure is not None:  # what comes before it is wanted, as far as it is read in order
-            self._pending = self._feed.pending()
-            self._feed.end_before(self._failed_at if self._order is ResultOrder.KEPT else 0)
+            self._pending = self._pending or self._feed.pending()
+            self._feed.end_before(self._failed_at if self._collected.order is ResultOrder.KEPT else 0)
 
     def _show(self) -> None:
         if self._progress is not None:
@@ -399,9 +373,10 @@ class Map:
     def _pause(self, limit: float | None) -> None:
         deadline = None if limit is None else time.monotonic() + limit
         if self._until is not None:
-            deadline, limit = self._until, self._limit
+            deadline, limit = self._until, self._wished.limit
         self._end(at_once=True)
         if self._feed.is_left:
+            self._collected.end()
             self._feed.drop()
         while self._engine.everyone.unanswered():
             self._engine.attend(self._is_paused, deadline, None)
@@ -433,6 +408,7 @@ class Map:
     def leave(self) -> None:
         """Nobody wants more results: let the tasks that run end, and no other begin."""
         with self._engine.lock:
+            self._collected.end()
             self._feed.drop()
             if self._open and self._engine.state is State.READY:
                 self._end(at_once=True)

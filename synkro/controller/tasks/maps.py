@@ -6,9 +6,11 @@ import contextlib
 import functools
 import inspect
 import operator
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -27,11 +29,13 @@ from ...ipc.queue import Dispatcher
 from ...memory.interrupts import uninterrupted
 from ...memory.segment import check_descriptors, undoing
 from ...messages import FunctionSpec, Work
+from ...packing import fingerprint
 from ...packing.pickles import OUT_OF_BAND
 from ...packing.refused import stays
 from ...plan.binding import Bound
 from ...plan.outputs import flatten, unflatten
-from ...values.arrays import checked_bool, checked_int, checked_seconds
+from ...storage.checkpoint import Checkpoint
+from ...values.arrays import checked_bool
 from ..calls.arguments import Whole, holds_data
 from ..calls.distribution import SentFunction, Services
 from ..calls.function import Function, Options, check_returns, name_of
@@ -41,8 +45,10 @@ from ..data.data import Data
 from ..objects.values import SharedByTasks
 from ..progress import Progress
 from ..variables.shared import Shared, check_whole
+from .collected import Collected, ResultOrder
 from .feed import Feed
-from .map import Map, ResultOrder
+from .map import Map
+from .wishes import Wishes
 
 R = TypeVar("R")
 
@@ -116,6 +122,7 @@ class Maps:
         chunksize: int | None = None,
         retries: int = 0,
         errors: Literal["raise", "return"] = "raise",
+        checkpoint: str | os.PathLike[str] | None = None,
     ) -> list[R]:
         """Call *fn* with each item, on whichever worker is free; returns the results, in order.
 
@@ -141,18 +148,23 @@ class Maps:
             errors: what becomes of a task that has raised an exception, after all *retries*: with
                 ``"raise"`` no other begins, and its exception is raised; with ``"return"`` all go on,
                 and the exception, as it would be raised, is the result of its item.
+            checkpoint: the path of a file to which each result is written as it comes.  When the file is
+                there, the map goes on from it: items whose results it has do not run again, and
+                ``rng()`` draws what it would have drawn.  It has to be of the same function, with the
+                same code, common arguments and whatever it uses, and of the same items.  What has failed
+                runs again.  To begin anew remove the file.
 
-        Raises: InvalidType, InvalidValue for what cannot be called or pickled; WorkerError for the first
+        Raises: InvalidType, InvalidValue for what cannot be called or pickled, and for a checkpoint of
+        something else; OSError if that cannot be written; WorkerError for the first
         item on which *fn* failed, when the tasks that ran have ended; what the iterables raise;
         WorkerDied, CallTimeout, SessionError.  All of them, and KeyboardInterrupt, have the attributes
         ``results``, those that were there, ``finished``, the numbers of their items, and ``pending``,
         the numbers of all other items (of a generator's those that were read).
         """
+        wishes = Wishes(progress, timeout, chunksize, retries, errors, checkpoint)
         with self._services.engine.lock:
             self._services.engine.turns.wait_for_all()
-            run, bar = self._made(
-                ResultOrder.AT_ONCE, fn, iterables, common, progress, timeout, chunksize, retries, errors
-            )
+            run, bar = self._made(ResultOrder.AT_ONCE, fn, iterables, common, wishes)
             with bar or contextlib.nullcontext():
                 return run.all()
 
@@ -167,6 +179,7 @@ class Maps:
         ordered: bool = True,
         retries: int = 0,
         errors: Literal["raise", "return"] = "raise",
+        checkpoint: str | os.PathLike[str] | None = None,
     ) -> Results[R]:
         """An iterator over what ``map`` returns: each result as soon as it and those before it are
         there, or, if not *ordered*, as soon as it is there.
@@ -177,26 +190,15 @@ class Maps:
         that the program did not get.
         """
         order = ResultOrder.KEPT if checked_bool(ordered, "ordered") else ResultOrder.ANY
-        return Results(
-            *self._made(order, fn, iterables, common, progress, timeout, chunksize, retries, errors)
-        )
+        wishes = Wishes(progress, timeout, chunksize, retries, errors, checkpoint)
+        return Results(*self._made(order, fn, iterables, common, wishes))
 
     def _made(
-        self,
-        order: ResultOrder,
-        fn: Any,
-        iterables: tuple[Any, ...],
-        common: Any,
-        progress: Any,
-        timeout: Any,
-        chunksize: Any,
-        retries: Any,
-        errors: Any,
+        self, order: ResultOrder, fn: Any, iterables: tuple[Any, ...], common: Any, wishes: Wishes
     ) -> tuple[Map, Progress | None]:
         """A map, after its arguments were checked, and its bar."""
         engine = self._services.engine
-        if timeout is None and isinstance(fn, Options):
-            timeout = fn.timeout
+        wished = wishes.checked(fn, engine.turns.limit)
         at_once = order is ResultOrder.AT_ONCE
         fn, name = _checked_function(fn, "map" if at_once else "imap")
         iterators = [_iterator(each, n) for n, each in enumerate(iterables)]
@@ -205,16 +207,11 @@ class Maps:
         given = _checked_common(fn, name, len(iterators), common)
         if not at_once:
             given = _detached(given)
-        limit = engine.turns.limit if timeout is None else checked_seconds(timeout, "timeout")
-        together = None if chunksize is None else checked_int(chunksize, "chunksize", 1)
-        retries = checked_int(retries, "retries", 0)
-        if errors not in ("raise", "return"):
-            raise InvalidValue(f'errors= is "raise" or "return"; got {shortened(errors)}.')
-        returned = errors == "return"
-        bar = Progress(name, _length(iterables), "item") if checked_bool(progress, "progress") else None
+        instant, length = all(type(i) in _INSTANT for i in iterables), _length(iterables)
+        bar = Progress(name, length, "item") if wished.progress else None
         with engine.lock:
             engine.wait_until_ready()
-            engine.settle(limit)
+            engine.settle(wished.limit)
             queue = self._opened()
             last, used = self._last, self._used()
             is_free = used is None or used.is_over  # so that what the last function uses may change
@@ -223,29 +220,19 @@ class Maps:
             objects = self._services.objects
             shared = SharedByTasks(engine.settle, objects.rely)
             values = functools.partial(objects.values, shared=shared)
-            with engine.turns.limited(limit):
-                planned, work = function.command(
-                    given, self._descriptors, shared, retries > 0 or returned
-                )
+            with engine.turns.limited(wished.limit):
+                planned, work = function.command(given, self._descriptors, shared, wished.goes_on)
                 values(OUT_OF_BAND).introduce(_classes(iterables))
+            checkpoint, work = _begun(wished.checkpoint, name, fn, given, work)
             self._last = function
-        instant, length = all(type(i) in _INSTANT for i in iterables), _length(iterables)
-        feed = Feed(name, iterators, length, instant, at_once, together, queue, values, engine)
+        together = wished.together
+        feed = Feed(
+            name, iterators, length, instant, at_once, together, queue, values, engine, checkpoint
+        )
+        collected = Collected(order, checkpoint)
         kept = function, last  # of which the arguments in common may have been a part
         run = Map(
-            engine,
-            objects.load,
-            *kept,
-            queue,
-            planned,
-            work,
-            shared,
-            feed,
-            order,
-            limit,
-            retries,
-            returned,
-            bar,
+            engine, objects.load, *kept, queue, planned, work, shared, feed, collected, wished, bar
         )
         self._used = weakref.ref(run)
         return run, bar
@@ -334,6 +321,22 @@ def _checked_function(fn: Any, verb: str) -> tuple[Callable[..., Any], str]:
         raise InvalidType(f"{verb}() runs its function on the workers, and {what}")
     check_returns(fn, verb)
     return fn, name_of(fn)
+
+
+def _begun(
+    path: str | None, name: str, fn: Any, common: dict[str, Any], work: Work
+) -> tuple[Checkpoint | None, Work]:
+    """The checkpoint at *path* of a map of *fn*, and the *work* with its random numbers.
+
+    Raises: InvalidValue if it is not of this map; OSError.
+    """
+    if path is None:
+        return None, work
+    checkpoint = Checkpoint(path)
+    with undoing(checkpoint.close):
+        parts = fingerprint.of_function(fn, common)
+        seed, number = checkpoint.begin(name, parts, work.seed, work.number)
+        return checkpoint, replace(work, seed=seed, number=number)
 
 
 def _iterator(iterable: Any, number: int) -> Iterator[Any]:

@@ -1,0 +1,569 @@
+"""A map with a checkpoint goes on after anything, and gives what it would have given."""
+
+import contextlib
+import dataclasses
+import errno
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import synkro as synk
+from support.sessions import running, start
+from support.waiting import wait_until
+from synkro import InvalidType, InvalidValue, WorkerDied
+
+pytestmark = pytest.mark.quick
+
+
+@pytest.fixture(scope="module")
+def two_forked():
+    with start(2) as session:
+        session.map(abs, [0])  # which makes the queue
+        yield session
+
+
+@pytest.fixture(params=["map", "imap", "in any order"])
+def results(request):
+    """What gives the results of a map; those of ``imap`` may come in any order."""
+
+    def run(fn, *iterables, **options):
+        if request.param == "map":
+            return synk.map(fn, *iterables, **options)
+        ordered = request.param == "imap"
+        found = list(synk.imap(fn, *iterables, ordered=ordered, **options))
+        return found if ordered else sorted(found)
+
+    return run
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run.synk"
+
+
+def count(folder, item):
+    """Note a call for an item; returns how many there were."""
+    with open(f"{folder}/{item}", "ab") as file:
+        file.write(b".")
+        return file.tell()
+
+
+def calls(folder):
+    """How often a task ran, by item."""
+    return {int(file.name): file.stat().st_size for file in folder.iterdir() if file.name.isdigit()}
+
+
+# ── what is done is not done again ───────────────────────────────────────────────────────────────────
+
+
+def test_what_is_done_is_not_done_again(two, results, tmp_path, path):
+    folder = str(tmp_path)
+
+    def task(x, folder):
+        count(folder, x)
+        if x == 150 and not os.path.exists(f"{folder}/fixed"):
+            raise KeyError(x)
+        return x, float(synk.rng().random())
+
+    def run():
+        return results(task, range(300), common={"folder": folder}, checkpoint=path)
+
+    with pytest.raises(KeyError, match="at item 150") as error:
+        run()
+    assert error.value.pending
+    done = calls(tmp_path)
+    (tmp_path / "fixed").touch()
+    found = run()
+    assert [x for x, _ in found] == list(range(300))
+    again = calls(tmp_path)
+    assert again[150] == 2
+    assert sum(again.values()) - 300 <= 60  # those that had no result when the map ended
+    assert run() == found
+    assert run() == found
+    assert calls(tmp_path) == again
+    assert len({drawn for _, drawn in found}) == 300
+    assert done.keys() < again.keys()
+
+
+@pytest.mark.parametrize("make", [list, iter, tuple])
+def test_items_of_any_kind(two, results, path, make):
+    items = [1, "a", 2.5, b"x" * 100, (1, {"k": {"x", "y"}}), np.arange(40_000.0), np.arange(6), [], {}]
+    items += [Setting(3, {"a", "b"}), print, len, Setting]
+    seen = []
+
+    def task(number, item):
+        return number, repr(item)[:50]
+
+    for _ in range(3):
+        found = results(task, range(len(items)), make(items), checkpoint=path)
+        seen.append(found)
+        assert [number for number, _ in found] == list(range(len(items)))
+    assert seen[0] == seen[1] == seen[2]
+
+
+@dataclasses.dataclass
+class Setting:
+    alpha: float
+    names: set = dataclasses.field(default_factory=set)
+
+
+def test_results_of_any_kind_come_back(two, path):
+    def task(x):
+        kinds = [x, None, np.full(30_000, x), {"x": {x}}, Setting(x), lambda: x, "s" * 100_000]
+        return kinds[x % len(kinds)]
+
+    first = synk.map(task, range(70), checkpoint=path)
+    second = synk.map(task, range(70), checkpoint=path)
+    for x, (one, other) in enumerate(zip(first, second, strict=True)):
+        if x % 7 == 2:
+            assert one.dtype == other.dtype
+            assert one.tolist() == other.tolist() == [x] * 30_000
+        elif x % 7 == 5:
+            assert one() == other() == x
+        else:
+            assert type(one) is type(other)
+            assert one == other
+
+
+def test_items_that_are_added_run(two, results, path):
+    def task(x):
+        return x * 2
+
+    for length in (0, 3, 100, 100, 250):
+        assert results(task, range(length), checkpoint=path) == [2 * x for x in range(length)]
+    assert results(task, range(20), checkpoint=path) == [2 * x for x in range(20)]
+
+
+def test_a_part_of_imap_that_was_left(two, tmp_path, path):
+    folder = str(tmp_path)
+
+    def task(x, folder):
+        count(folder, x)
+        return x
+
+    for got in (30, 50, 10, 200):
+        with contextlib.closing(
+            synk.imap(task, range(200), common={"folder": folder}, checkpoint=path)
+        ) as found:
+            assert [value for value, _ in zip(found, range(got), strict=False)] == list(range(got))
+    assert calls(tmp_path).keys() == set(range(200))
+    assert sum(calls(tmp_path).values()) < 800  # some ran that were not handed over
+
+
+def test_failures_are_tried_again_and_not_kept(two, tmp_path, path):
+    folder = str(tmp_path)
+
+    def task(x, folder):
+        if (tries := count(folder, x)) <= x:
+            raise ValueError(tries)
+        return x, tries
+
+    options = {"common": {"folder": folder}, "checkpoint": path, "errors": "return"}
+    for run in range(1, 6):
+        found = synk.map(task, range(5), **options)
+        for x, each in enumerate(found):
+            assert each == (x, x + 1) if x < run else isinstance(each, ValueError)
+    assert calls(tmp_path) == {x: x + 1 for x in range(5)}
+
+
+def test_all_numbers_are_those_of_the_first_run(path):
+    def draw(x):
+        if x == 50:
+            raise KeyError(x)
+        return float(synk.rng().random())
+
+    def run(session, fn=draw, **options):
+        return session.map(fn, range(100), **options)
+
+    with running(2, seed=3) as session, pytest.raises(KeyError):
+        run(session, checkpoint=path)
+    # the same function: what it raises depends on a file
+    with running(1, seed=4) as session, pytest.raises(KeyError) as error:
+        run(session, checkpoint=path)
+    there = dict(zip(error.value.finished, error.value.results, strict=True))
+    with running(2, seed=3) as session:
+        expected = run(session, lambda x: float(synk.rng().random()))
+    assert there == {number: expected[number] for number in there}
+    assert len(there) > 10
+
+
+# ── other functions, and other items ─────────────────────────────────────────────────────────────────
+
+
+SCALE = {"a": 1}
+
+
+def scaled(x):
+    return x * SCALE["a"]
+
+
+def other_scaled(x):
+    return 1 + x * SCALE["a"]
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        (
+            lambda path: synk.map(other_scaled, range(5), checkpoint=path),
+            r"of a map of 'scaled', and this",
+        ),
+        (
+            lambda path: synk.map(_named(other_scaled), range(5), checkpoint=path),
+            r"of another 'scaled': its code changed since",
+        ),
+        (lambda path: synk.map(scaled, [0, 1, 3], checkpoint=path), r"result of another item 2 than"),
+        (lambda path: synk.map(scaled, iter("abc"), checkpoint=path), r"result of another item 0 than"),
+    ],
+)
+def test_what_is_another_map_is_told(two, path, other, what):
+    assert synk.map(scaled, range(5), checkpoint=path) == list(range(5))
+    with pytest.raises(InvalidValue, match=what):
+        other(path)
+    assert synk.map(scaled, range(5), checkpoint=path) == list(range(5))
+
+
+def _named(fn):
+    fn.__name__ = fn.__qualname__ = "scaled"
+    return fn
+
+
+def test_what_a_function_uses_is_told_by_name(two, path, monkeypatch):
+    assert synk.map(scaled, range(5), checkpoint=path) == list(range(5))
+    monkeypatch.setitem(SCALE, "a", 2)
+    with pytest.raises(InvalidValue, match="of another 'scaled': SCALE changed since"):
+        synk.map(scaled, range(5), checkpoint=path)
+    monkeypatch.setitem(SCALE, "a", 1)
+    assert synk.map(scaled, range(5), checkpoint=path) == list(range(5))
+
+
+def test_what_items_have_in_common_is_told_by_name(two, path):
+    def task(x, table, k):
+        return float(table.sum()) + k + x
+
+    data = synk.data(np.ones(5))
+    assert synk.map(task, [1, 2], common={"table": data, "k": 1}, checkpoint=path) == [7, 8]
+    for table in (data, np.ones(5)):
+        with contextlib.suppress(InvalidValue):
+            assert synk.map(task, [1, 2], common={"table": table, "k": 1}, checkpoint=path) == [7, 8]
+    with pytest.raises(InvalidValue, match=r"another 'task': common=\{'k': …\} changed since"):
+        synk.map(task, [1, 2], common={"table": data, "k": 2}, checkpoint=path)
+    data[0] = 7
+    with pytest.raises(InvalidValue, match=r"common=\{'table': …\} changed since"):
+        synk.map(task, [1, 2], common={"table": data, "k": 1}, checkpoint=path)
+
+
+# ── files ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("contents", [b"hello", b"\x93NUMPY", b"Synkro checkpoint 9\n" + bytes(50)])
+def test_a_file_of_another_kind_is_left_alone(two, path, contents):
+    path.write_bytes(contents)
+    os.chmod(path, 0o600)
+    with pytest.raises(InvalidValue, match="is no checkpoint of this version"):
+        synk.map(abs, [1], checkpoint=path)
+    assert path.read_bytes() == contents
+
+
+def test_files_that_others_can_write_are_refused(two, path, tmp_path):
+    synk.map(abs, [1], checkpoint=path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    for mode in (0o620, 0o602):
+        os.chmod(path, mode)
+        with pytest.raises(InvalidValue, match="others can write it"):
+            synk.map(abs, [1], checkpoint=path)
+    os.chmod(path, 0o644)
+    assert synk.map(abs, [1], checkpoint=path) == [1]
+    with pytest.raises(OSError, match="nowhere"):
+        synk.map(abs, [1], checkpoint=tmp_path / "nowhere" / "x")
+    with pytest.raises(OSError, match=str(tmp_path)):
+        synk.map(abs, [1], checkpoint=tmp_path)
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(InvalidValue, match="takes the path of a file"):
+        synk.map(abs, [1], checkpoint=tmp_path / "pipe")
+    with pytest.raises(InvalidType, match="takes the path of a file"):
+        synk.map(abs, [1], checkpoint=3.5)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_files_of_another_user_are_refused(two, path):
+    synk.map(abs, [1], checkpoint=path)
+    os.chown(path, 12345, -1)
+    with pytest.raises(InvalidValue, match="belongs to another user"):
+        synk.map(abs, [1], checkpoint=path)
+
+
+def test_two_maps_do_not_write_to_one_file(two, path):
+    with contextlib.closing(synk.imap(abs, range(10), checkpoint=path)) as first:
+        assert next(first) == 0
+        with pytest.raises(InvalidValue, match="another map, perhaps of another program"):
+            synk.map(abs, range(10), checkpoint=path)
+    assert synk.map(abs, range(10), checkpoint=path) == list(range(10))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_file_that_was_cut_off_anywhere_is_gone_on_with(two, path, tmp_path, seed):
+    folder = str(tmp_path)
+
+    def task(x, folder):
+        count(folder, x)
+        return str(x) * x
+
+    def run():
+        return synk.map(task, range(40), common={"folder": folder}, checkpoint=path)
+
+    expected = run()
+    whole = path.read_bytes()
+    rng = random.Random(seed)
+    for at in sorted({0, 1, 19, 20, 21, 50, len(whole) - 1, *rng.choices(range(len(whole)), k=8)}):
+        path.write_bytes(whole[:at] + rng.choice([b"", bytes(100)]))
+        assert run() == expected
+        assert len(path.read_bytes()) <= len(whole) + 100
+        assert run() == expected
+
+
+def test_a_damaged_file_is_told(two, path):
+    items = [bytes([number]) * 999 for number in range(40)]
+    assert synk.map(bytes.upper, items, checkpoint=path) == [item.upper() for item in items]
+    whole = path.read_bytes()
+    at = whole.index(items[7].upper()) + 500
+    path.write_bytes(whole[:at] + b"!" + whole[at + 1 :])
+    with pytest.raises(InvalidValue, match=r"is damaged at byte \d+ of \d+.*truncate -s \d+ ") as error:
+        synk.map(bytes.upper, items, checkpoint=path)
+    command = str(error.value).rpartition("it there: ")[2].split()
+    subprocess.run(command, check=True)
+    assert at - 1500 < path.stat().st_size < at
+    assert synk.map(bytes.upper, items, checkpoint=path) == [item.upper() for item in items]
+
+
+def test_a_full_disk_is_told_and_loses_nothing(tmp_path, path):
+    """A limit on the size of files stands in for a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    def task(x):
+        return "x" * 1000
+
+    with running(2):
+        assert len(synk.map(task, range(10), checkpoint=path)) == 10
+        limit = path.stat().st_size + 5500
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+        try:
+            with pytest.raises(OSError, match=rf"the checkpoint: '{path}'") as error:
+                synk.map(task, range(50), checkpoint=path)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert error.value.errno == errno.EFBIG
+        assert len(error.value.results) >= 10
+        size = path.stat().st_size
+        assert size <= limit
+        assert synk.map(task, range(50), checkpoint=path) == ["x" * 1000] * 50
+        assert path.read_bytes()[:50]
+
+
+def test_nothing_is_left_open(two, path):
+    def files():
+        return [name for name in os.listdir("/proc/self/fd") if _leads_to(name, path)]
+
+    synk.map(abs, range(10), checkpoint=path)
+    assert not files()
+    results = synk.imap(abs, range(10), checkpoint=path)
+    assert next(results) == 0
+    assert len(files()) == 1
+    del results
+    assert synk.map(abs, range(20), checkpoint=path) == list(range(20))
+    results = synk.imap(abs, range(30), checkpoint=path)
+    assert next(results) == 0
+    assert synk.map(abs, [1]) == [1]
+    del results
+    assert not files()
+    with pytest.raises(InvalidValue, match="another item"):
+        synk.map(abs, [-5], checkpoint=path)
+    assert not files()
+
+
+def _leads_to(name, path):
+    with contextlib.suppress(FileNotFoundError):
+        return os.readlink(f"/proc/self/fd/{name}") == str(path)
+    return False
+
+
+# ── deaths ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_after_the_death_of_a_worker_another_session_goes_on(tmp_path, path):
+    folder = str(tmp_path)
+
+    def task(x, folder):
+        if count(folder, x) == 1 and x in (70, 140):
+            time.sleep(0.02)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x * x
+
+    deaths = 0
+    while deaths < 5:
+        with running(2):
+            try:
+                found = synk.map(task, range(200), common={"folder": folder}, checkpoint=path)
+                break
+            except WorkerDied:
+                deaths += 1
+    assert found == [x * x for x in range(200)]
+    assert deaths in (1, 2)  # where one dies, the other may have begun the other item
+
+
+PROGRAM = """
+import time
+import synkro as synk
+
+def task(x):
+    with open(str(x), "ab") as file:
+        file.write(b".")
+    time.sleep(0.002)
+    return x * x, float(synk.rng().random())
+
+if __name__ == "__main__":
+    synk.fork(2, verbose=False)
+    found = synk.map(task, range(300), checkpoint="run.synk")
+    assert [square for square, _ in found] == [x * x for x in range(300)]
+    assert len({drawn for _, drawn in found}) == 300
+    print("done")
+"""
+
+
+@pytest.mark.long
+def test_after_a_kill_of_everything_the_same_program_goes_on(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    path = tmp_path / "run.synk"
+    kills = 0
+    for _ in range(8):
+        size = path.stat().st_size if path.exists() else 0
+        process = subprocess.Popen(
+            [sys.executable, "program.py"],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        goal = size + random.randrange(2000, 6000)
+
+        def is_far(process=process, goal=goal):
+            there = path.stat().st_size if path.exists() else 0
+            return there > goal or process.poll() is not None
+
+        assert wait_until(is_far, 30)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            kills += 1
+        out, _ = process.communicate()
+        if out == "done\n":
+            break
+    else:
+        out = subprocess.run(
+            [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert out.stdout == "done\n", out.stderr
+    assert kills > 1
+    assert calls(tmp_path).keys() == set(range(300))
+    assert sum(calls(tmp_path).values()) < 300 + kills * 40
+
+
+# ── fingerprints ─────────────────────────────────────────────────────────────────────────────────────
+
+PRINTS = """
+import dataclasses, enum, functools, logging, re, sys, threading
+import numpy as np
+from synkro.packing import fingerprint
+
+NAMES = {"b", "a", "cc"}
+LOCK = threading.Lock()
+LOG = logging.getLogger("x")
+
+class Color(enum.Enum):
+    RED = 1
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    def norm(self):
+        return helper(self.x)
+
+class Engine:
+    def __init__(self):
+        self.lock, self.scale, self.fn, self.me = threading.Lock(), 3, task, self
+
+def helper(x):
+    return x + len(NAMES) + recursive(3)
+
+def recursive(n):
+    return recursive(n - 1) if n else helper
+
+@functools.lru_cache
+def cached(x):
+    return helper(x)
+
+def task(x, k=3):
+    with LOCK:
+        LOG.info("x")
+        return Point(x).norm() + cached(x) + (x in {"a", "b", "c"}) + np.sum(x) + ENGINE.scale
+
+ENGINE = Engine()
+
+if __name__ == "__main__":
+    common = {"a": np.arange(5), "b": [1, {"x", "y"}, Color.RED], "c": Point(3)}
+    parts = fingerprint.of_function(task, common)
+    value = NAMES, [Point(2), {"k": {"x", "z"}}], np.ones((3, 4))[:, ::2]
+    parts["value"] = fingerprint.values()(value).hex()
+    print(parts)
+"""
+
+
+@pytest.fixture
+def prints(tmp_path):
+    def run(old="", new="", seed="0"):
+        program = tmp_path / "prints.py"
+        assert old in PRINTS
+        program.write_text(PRINTS.replace(old, new) if old else PRINTS)
+        env = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run(
+            [sys.executable, str(program)], env=env, capture_output=True, text=True, check=True
+        )
+        return eval(done.stdout)
+
+    return run
+
+
+def test_fingerprints_are_the_same_in_each_run(prints):
+    assert prints(seed="1") == prints(seed="2") == prints("import dataclasses", "\n\nimport dataclasses")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changed"),
+    [
+        ("len(NAMES)", "-len(NAMES)", {"Point", "value", "cached", "ENGINE"}),
+        ('"cc"}', '"dd"}', {"Point", "value"}),
+        ("k=3", "k=4", {"its code"}),
+        ('{"a", "b", "c"}', '{"a", "b", "d"}', {"its code"}),
+        (
+            "self.scale, self.fn, self.me = threading.Lock(), 3",
+            "self.scale, self.fn, self.me = threading.Lock(), 4",
+            {"ENGINE"},
+        ),
+        ("np.arange(5)", "np.arange(6)", {"common={'a': …}"}),
+        ("RED = 1", "RED = 2", {"common={'b': …}"}),
+        ("[:, ::2]", "[:, 1:]", {"value"}),
+    ],
+)
+def test_fingerprints_tell_what_has_changed(prints, old, new, changed):
+    before, after = prints(), prints(old, new)
+    found = {name for name in before if before[name] != after.get(name)}
+    assert changed <= found
+    if changed != {"value"}:
+        assert found - changed <= {"ENGINE", "cached", "common={'c': …}", "Point"}
