@@ -46,15 +46,15 @@ class SynkroError(Exception):
     """Base of everything that Synkro raises on purpose.
 
     Attributes:
-        results: where it ended a ``map``, or an ``imap``, the results that were there, and that the
+        results: only where it ended a ``map``, or an ``imap``: the results that were there, and that the
             program did not get.
-        finished: the numbers of their items.
-        pending: the numbers of the items that have no result; of a generator's those that were read.
+        finished: … the numbers of their items.
+        pending: … the numbers of the items that have no result; of a generator's those that were read.
     """
 
-    results: Sequence[Any] = ()
-    finished: Sequence[int] = ()
-    pending: Sequence[int] = ()
+    results: list[Any]
+    finished: list[int]
+    pending: list[int]
 
 
 class UsageError(SynkroError):

@@ -146,11 +146,12 @@ def test_what_tasks_must_not_change_ends_the_map(two, results):
 
 
 def test_items_that_cannot_be_sent_end_the_map_with_what_was_done(two):
-    with pytest.raises(InvalidType, match="item 5 of map") as error:
-        synk.map(abs, [-1, -2, -3, -4, -5, sys._getframe(), -6], errors="return")
-    assert dict(zip(error.value.finished, error.value.results, strict=True)) == {
-        number: number + 1 for number in range(5)
-    }
+    items = [-1, -2, -3, -4, -5, sys._getframe(), -6]
+    for each, left in ((items, [5, 6]), (iter(items), [5, 6]), ((item for item in items), [5])):
+        with pytest.raises(InvalidType, match="item 5 of map") as error:
+            synk.map(abs, each, errors="return")
+        assert kept(error.value) == {number: number + 1 for number in range(5)}
+        assert error.value.pending == left
 
 
 # ── retries ──────────────────────────────────────────────────────────────────────────────────────────
@@ -383,7 +384,21 @@ def test_the_error_of_another_map_does_not_take_results(two):
         assert list(other) == list(range(1, 100))
 
 
-def test_errors_of_calls_have_none(two):
-    with pytest.raises(WorkerError) as error:
-        synk.function(lambda x: 1 // 0)(np.ones(3))
-    assert (error.value.results, error.value.finished, error.value.pending) == ((), (), ())
+class Telling(Exception):
+    results = "its own"
+
+    def pending(self):
+        return "its own"
+
+
+def test_an_exception_of_a_call_has_its_own_attributes(two):
+    def fail(x):
+        raise Telling(x)
+
+    with pytest.raises(Telling) as error:
+        synk.function(fail)(np.ones(3))
+    assert error.value.results == error.value.pending() == "its own"
+    with pytest.raises(Telling) as error:
+        synk.map(fail, [1, 2])
+    assert error.value.results == []
+    assert error.value.pending == [0, 1]

@@ -40,6 +40,7 @@ def of_function(fn: Callable[..., Any], common: Mapping[str, Any]) -> dict[str, 
     """The digests of a function's parts, by what an error calls them: of its code, of each thing that it
     uses, and of the arguments that its calls have in *common*."""
     parts: dict[str, Any] = {f"common={{{name!r}: …}}": value for name, value in common.items()}
+    parts["the version of Python"] = sys.version_info[:2]
     while isinstance(fn, functools.partial):
         parts["the arguments of its partial"] = fn.args, fn.keywords
         fn = fn.func

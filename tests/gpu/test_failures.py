@@ -374,3 +374,27 @@ def test_a_late_call_is_ended(lonely, busy):
                 break
             except synk.CallTimeout:
                 assert time.monotonic() < deadline
+
+
+def test_tasks_that_fail_are_tried_again(n, tmp_path):
+    def task(k, folder):
+        x = synk.xp().arange(4.0) * k
+        with open(f"{folder}/{k}", "ab") as file:
+            file.write(b".")
+            tries = file.tell()
+        if k % 3 == 0 and tries < k % 5:
+            raise KeyError(k)
+        return tries, x
+
+    options = {"retries": 2, "errors": "return", "checkpoint": tmp_path / "run"}
+    found = synk.map(task, range(40), common={"folder": str(tmp_path)}, **options)
+    for k, each in enumerate(found):
+        if k % 3 == 0 and k % 5 == 4:
+            assert isinstance(each, KeyError)
+        else:
+            assert each[0] == (max(1, k % 5) if k % 3 == 0 else 1)
+            assert each[1].tolist() == [0, k, 2 * k, 3 * k]
+    again = synk.map(task, range(40), common={"folder": str(tmp_path)}, **options)
+    assert [each[0] for k, each in enumerate(again) if not isinstance(found[k], KeyError)] == [
+        each[0] for each in found if not isinstance(each, KeyError)
+    ]

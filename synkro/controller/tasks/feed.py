@@ -184,7 +184,8 @@ class Feed:
         that were read."""
         batches = {id(each): each for each in (*self._batches.values(), *(b for b, _, _ in self._back))}
         found = [number for batch in batches.values() for number in batch.pending()]
-        unread = range(self._read, 0 if self.exhausted else self._length)
+        is_over = self.exhausted and self.error is None
+        unread = range(self._read, 0 if is_over else self._length)
         return [*sorted(found), *unread]
 
     @property
@@ -302,6 +303,7 @@ class Feed:
 
     def _noted(self, number: int, args: Arguments) -> Arguments:
         assert self._checkpoint is not None
+        self._length = max(self._length, number + 1)
         try:
             digest = self._digest(args)
         except Exception as error:
@@ -482,6 +484,7 @@ class Feed:
 
     def _refused(self, args: Arguments, error: Exception) -> InvalidType:
         """What to raise as *error* came when the next item was pickled.  Raises: as ``check_cause``."""
+        self._length = max(self._length, self._read + 1)
         item = f"item {self._read} of map()"
         check_cause(error, item)
         advice = how_to_await(*args) or "Give what it is made of, or make it in the function."

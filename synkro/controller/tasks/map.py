@@ -150,6 +150,7 @@ class Map:
                 return False
         if error is not None:
             self._failure = None
+            self._pending = self._pending or self._feed.pending()
             self._feed.drop()
             raise error
         return True
