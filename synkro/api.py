@@ -34,6 +34,7 @@ from .controller.data.data import Data, MakesData  # noqa: F401
 from .controller.data.stored import StoredData  # noqa: F401
 from .controller.engine.engine import State
 from .controller.session import Session
+from .controller.tasks.forms import IteratesTasks, RunsTasks
 from .controller.variables.shared import MakesVariables, Shared  # noqa: F401
 from .devices.gpus import visible
 from .errors import InvalidType, InvalidValue, NotForked, UsageError, check_keywords, cut, shortened
@@ -362,8 +363,8 @@ push: Final = _forwarded(Session.push)
 fetch: Final = _forwarded(Session.fetch)
 save: Final = _forwarded(Session.save)
 load: Final = _forwarded(Session.load)
-map: Final = _forwarded(Session.map)
-imap: Final = _forwarded(Session.imap)
+map: RunsTasks = _forwarded(cast("Any", Session.map))
+imap: IteratesTasks = _forwarded(cast("Any", Session.imap))
 summary: Final = _forwarded(Session.summary)
 plot_timeline: Final = _forwarded(Session.plot_timeline)
 

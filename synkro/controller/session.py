@@ -46,6 +46,7 @@ from .placement.placement import Placement, checked_fraction
 from .placement.targets import Targets
 from .progress import status_line
 from .results.transfer import Outputs
+from .tasks.forms import IteratesTasks, RunsTasks
 from .tasks.maps import Maps
 from .tracing import timeline
 from .tracing.trace import Trace
@@ -332,8 +333,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
         """
         self.services.distribution.distribute()
 
-    map: Final = _method(lambda session: session._maps, Maps.map)
-    imap: Final = _method(lambda session: session._maps, Maps.imap)
+    map: Final = cast("RunsTasks", _method(lambda session: session._maps, Maps.map))
+    imap: Final = cast("IteratesTasks", _method(lambda session: session._maps, Maps.imap))
     push: Final = _method(lambda session: session.services.objects, Objects.push)
     fetch: Final = _method(lambda session: session.services.objects, Objects.fetch)
 

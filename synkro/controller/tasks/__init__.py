@@ -2,9 +2,10 @@
 
 ::
 
-    maps  ``map`` and ``imap``: what they take, and functions for them
-    wishes  how a map is to go, as its arguments say
-    map   one map: items to the workers, results in order
-    feed  items, read from iterables as they are needed, and pickled
+    forms      the types of ``map`` and ``imap``, by what they return
+    maps       ``map`` and ``imap``: what they take, and functions for them
+    wishes     how a map is to go, as its arguments say
+    map        one map: items to the workers, results in order
+    feed       items, read from iterables as they are needed, and pickled
     collected  results, until the program takes them
 """

@@ -1,0 +1,73 @@
+"""The types of ``map`` and ``imap``, by what they return."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar, overload
+
+from ...errors import SynkroError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .maps import Results
+
+R = TypeVar("R")
+
+
+class _MapOptions(TypedDict, total=False):
+    common: Mapping[str, Any] | None
+    progress: bool
+    timeout: float | None
+    chunksize: int | None
+    retries: int
+    checkpoint: str | os.PathLike[str] | None
+
+
+class _ImapOptions(_MapOptions, total=False):
+    ordered: bool
+
+
+class RunsTasks(Protocol):
+    """The type of ``map``: exceptions are among the results where they are to be returned."""
+
+    @overload
+    def __call__(
+        self,
+        fn: Callable[..., R],
+        *iterables: Iterable[Any],
+        errors: Literal["raise"] = ...,
+        **options: Unpack[_MapOptions],
+    ) -> list[R]: ...
+
+    @overload
+    def __call__(
+        self,
+        fn: Callable[..., R],
+        *iterables: Iterable[Any],
+        errors: Literal["return"],
+        **options: Unpack[_MapOptions],
+    ) -> list[R | SynkroError]: ...
+
+
+class IteratesTasks(Protocol):
+    """The type of ``imap``: exceptions are among the results where they are to be returned."""
+
+    @overload
+    def __call__(
+        self,
+        fn: Callable[..., R],
+        *iterables: Iterable[Any],
+        errors: Literal["raise"] = ...,
+        **options: Unpack[_ImapOptions],
+    ) -> Results[R]: ...
+
+    @overload
+    def __call__(
+        self,
+        fn: Callable[..., R],
+        *iterables: Iterable[Any],
+        errors: Literal["return"],
+        **options: Unpack[_ImapOptions],
+    ) -> Results[R | SynkroError]: ...
