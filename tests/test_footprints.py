@@ -340,7 +340,7 @@ def test_a_map_reads_what_its_items_have_in_common():
     with mirrored() as home:
         table = home.give(np.arange(4.0))
         plan = plan_of((Broadcast(table),), ((0, 1),), keywords=("table",))
-        work = Work(plan, (1, 2), 0, 0, {})
+        work = Work(plan, (1, 2), 0, 0, False, {})
         assert [*home.view.reads(work, [0])] == [Extent(table.segment, 0, 32)]
 
 
