@@ -308,6 +308,38 @@ def test_two_maps_do_not_write_to_one_file(two, path):
     assert synk.map(abs, range(10), checkpoint=path) == list(range(10))
 
 
+@pytest.mark.parametrize("bit", range(0, 8 * 40, 7))
+def test_no_bit_of_the_first_record_makes_results_those_of_another_map(two, path, bit):
+    def run(scale, items):
+        return synk.map(lambda x: x * scale, items, checkpoint=path)
+
+    assert run(10, range(6)) == [0, 10, 20, 30, 40, 50]
+    whole = bytearray(path.read_bytes())
+    whole[20 + bit // 8] ^= 1 << bit % 8
+    path.write_bytes(whole)
+    for length in (1, 6):
+        with pytest.raises(InvalidValue, match="is damaged"):
+            run(11, range(length))
+
+
+def test_what_was_cut_off_does_not_come_back(two, path):
+    """Small records in the place of a large one leave nothing of it behind them."""
+
+    def task(x):
+        return np.arange(20_000.0) if x == 0 and large[0] else x
+
+    large = [True]
+    assert len(synk.map(task, [0], checkpoint=path)[0]) == 20_000
+    path.write_bytes(path.read_bytes()[:-1000])
+    for _ in range(3):
+        assert len(synk.map(task, [0, 1, 2], checkpoint=path)[0]) == 20_000
+    size = path.stat().st_size
+    path.write_bytes(path.read_bytes()[: size // 2])
+    assert synk.map(task, [5, 6], checkpoint=path.with_name("other")) == [5, 6]
+    for _ in range(3):
+        assert synk.map(task, [0, 1, 2], checkpoint=path)[1:] == [1, 2]
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_file_that_was_cut_off_anywhere_is_gone_on_with(two, path, tmp_path, seed):
     folder = str(tmp_path)
@@ -540,6 +572,51 @@ def prints(tmp_path):
     return run
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        "NAMES = {Color.RED, (Color.RED, 1), *map(str, range(20)), frozenset({'a', 'b'})}",
+        "class Named(set): pass\nNAMES = Named('abcdef')",
+        "class A: pass\nclass B(A): pass\nclass C(A): pass\nNAMES = {A, B, C, helper, recursive}",
+        "ENGINE.held = [LOCK, {'k': [LOCK, {'x', 'y', 'z'}]}, re.compile('a'), sys.stdout, [helper]]",
+    ],
+)
+def test_sets_and_what_has_locks_have_fingerprints(prints, more):
+    old = "ENGINE = Engine()"
+    one, other = (prints(old, f"{old}\n{more}", seed) for seed in "12")
+    assert one == other
+    assert prints(old, f"{old}\n{more}\nNAMES = [NAMES, 1]") != one
+
+
+def test_modules_have_fingerprints(tmp_path, two, path, monkeypatch):
+    """What a function uses of modules, however it names them."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    program = """
+import own.part, sys
+import own.part as part
+def inner(x):
+    import own.late
+    return own.late.K * x
+closing = lambda m: lambda x: m.K * x
+tasks = [lambda x: own.part.K * x, lambda x: part.K * x, lambda x, m=part: m.K * x, inner, closing(part)]
+from synkro.packing import fingerprint
+print([fingerprint.of_function(task, {}) for task in tasks])
+"""
+
+    def run(part, late):
+        (tmp_path / "own" / "part.py").write_text(f"K = {part}\n")
+        (tmp_path / "own" / "late.py").write_text(f"K = {late}\n")
+        env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.getcwd()}", "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [sys.executable, "-c", program]
+        return eval(subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout)
+
+    first, same, other = run(1, 2), run(1, 2), run(3, 4)
+    assert first == same
+    assert all(one != another for one, another in zip(first, other, strict=True))
+
+
 def test_fingerprints_are_the_same_in_each_run(prints):
     assert prints(seed="1") == prints(seed="2") == prints("import dataclasses", "\n\nimport dataclasses")
 
@@ -559,6 +636,8 @@ def test_fingerprints_are_the_same_in_each_run(prints):
         ("np.arange(5)", "np.arange(6)", {"common={'a': …}"}),
         ("RED = 1", "RED = 2", {"common={'b': …}"}),
         ("[:, ::2]", "[:, 1:]", {"value"}),
+        ("ENGINE = Engine()", "ENGINE = Engine(); task.note = 1", {"its attributes"}),
+        ("class Color(enum.Enum)", "class Color(enum.IntEnum)", {"common={'b': …}"}),
     ],
 )
 def test_fingerprints_tell_what_has_changed(prints, old, new, changed):

@@ -24,6 +24,7 @@ from synkro import (
     WorkerDied,
     WorkerError,
 )
+from synkro.controller.objects.values import Values
 
 pytestmark = pytest.mark.quick
 
@@ -402,3 +403,47 @@ def test_an_exception_of_a_call_has_its_own_attributes(two):
         synk.map(fail, [1, 2])
     assert error.value.results == []
     assert error.value.pending == [0, 1]
+
+
+class Mark:
+    def __init__(self, number):
+        self.number = number
+
+
+@pytest.mark.parametrize(
+    "results", [synk.map, lambda *args: list(synk.imap(*args))], ids=["map", "imap"]
+)
+@pytest.mark.parametrize("make", [list, iter, lambda items: (item for item in items)], ids="lig")
+def test_a_task_that_fails_while_items_are_pickled(two, monkeypatch, results, make):
+    """The batch that is being sent then is not sent under the numbers of another one."""
+    engine, settle = two._engine, Values.settle
+
+    def late(self):
+        wait_until(lambda: len(engine.everyone.unanswered()) < engine.size, 0.3)
+        settle(self)
+
+    def task(item):
+        if item[0] == 0:
+            raise ValueError
+        return item[0]
+
+    items = [(number, Mark(number) if number % 5 == 4 else None) for number in range(40)]
+    monkeypatch.setattr(Values, "settle", late)
+    for _ in range(5):
+        with pytest.raises(ValueError, match="item 0") as error:
+            results(task, make(items))
+        assert all(number == result for number, result in kept(error.value).items())
+        assert {*error.value.finished, *error.value.pending} >= {0, 1}
+
+
+def test_items_that_were_read_are_pending_whatever_ends_their_generator(two):
+    for end in (KeyboardInterrupt, SystemExit, ValueError):
+
+        def items(end=end):
+            yield from range(50)
+            raise end
+
+        with pytest.raises(end) as error:
+            synk.map(abs, items())
+        assert {*kept(error.value), *error.value.pending} == set(range(50))
+        assert synk.map(abs, [-1]) == [1]

@@ -96,7 +96,7 @@ def _installed() -> tuple[str, ...]:
 
 
 @functools.cache
-def _is_installed(path: str) -> bool:
+def is_installed(path: str) -> bool:
     """Whether the file at *path* belongs to an installed package, or to the standard library."""
     parts = path.split(os.sep)
     if "site-packages" in parts or "dist-packages" in parts:
@@ -113,12 +113,12 @@ def is_own(module: Any) -> bool:
     if path is None:
         folders = list(getattr(module, "__path__", ()))  # a package without __init__.py
         if folders:
-            return not any(_is_installed(os.path.abspath(folder) + os.sep) for folder in folders)
+            return not any(is_installed(os.path.abspath(folder) + os.sep) for folder in folders)
         head = sys.modules.get(name.rpartition(".")[0])
         if head is not None:  # made by an extension module, say
             return is_own(head)
         return getattr(module, "__spec__", None) is None  # made by hand: no worker could import it
-    return not path.endswith((".so", ".pyd")) and not _is_installed(os.path.abspath(path))
+    return not path.endswith((".so", ".pyd")) and not is_installed(os.path.abspath(path))
 
 
 def is_own_name(name: Any) -> bool:

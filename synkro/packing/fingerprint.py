@@ -10,19 +10,24 @@ import contextlib
 import functools
 import pickle
 import sys
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2b
-from importlib.util import resolve_name
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from importlib.util import find_spec, resolve_name
+from itertools import chain
+from pathlib import Path
+from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 
+from ..errors import too_deep
 from ..values.variable import Variable
-from .code import Uses, is_own, uses
+from .code import Uses, is_installed, is_own, uses
 from .kinds import is_sent_by_value
 
 _SIZE = 16  # bytes of a digest
+_MANY = 1000  # classes and functions whose digests are kept
 _CACHED = type(functools.lru_cache(lambda: None))
 _UNSAID = {"__dict__", "__weakref__", "__module__", "__doc__", "__abstractmethods__", "_abc_impl"}
 _UNSAID |= {"__firstlineno__", "__static_attributes__", "__annotations_cache__"}
@@ -38,55 +43,79 @@ def values() -> Callable[[Any], bytes]:
 
 def of_function(fn: Callable[..., Any], common: Mapping[str, Any]) -> dict[str, str]:
     """The digests of a function's parts, by what an error calls them: of its code, of each thing that it
-    uses, and of the arguments that its calls have in *common*."""
+    uses, and of the arguments that its calls have in *common*.
+
+    Raises: InvalidValue for what is nested too deeply.
+    """
     parts: dict[str, Any] = {f"common={{{name!r}: …}}": value for name, value in common.items()}
     parts["the version of Python"] = sys.version_info[:2]
+    given = []
     while isinstance(fn, functools.partial):
-        parts["the arguments of its partial"] = fn.args, fn.keywords
+        given += [fn.args, fn.keywords, vars(fn)]
         fn = fn.func
+    parts["the arguments of its partial"] = given
     if isinstance(fn, MethodType):
         parts["the object whose method it is"] = fn.__self__
         fn = fn.__func__
     plain = _plain(fn)
     if isinstance(plain, FunctionType) and is_sent_by_value(plain):
         parts["its code"] = plain.__code__, plain.__defaults__, plain.__kwdefaults__
+        parts["its attributes"] = _attributes(plain)
         parts |= _used(plain)
     else:
         parts["what it is"] = fn
-    return {name: _Fingerprints().of_any(value).hex() for name, value in parts.items()}
+    try:
+        return {name: _Fingerprints().of_any(value).hex() for name, value in parts.items()}
+    except RecursionError:
+        raise too_deep("what the function uses") from None
 
 
 def _plain(obj: Any) -> Any:
     """The function of one that is compiled or cached; all else as it is."""
     if isinstance(obj, _CACHED):
         return obj.__wrapped__
-    return obj if isinstance(obj, FunctionType) else getattr(obj, "py_func", obj)
+    if isinstance(obj, FunctionType):
+        return obj
+    return getattr(obj, "py_func", getattr(getattr(obj, "_dispatcher", None), "py_func", obj))
 
 
 def _used(fn: FunctionType) -> dict[str, Any]:
     """What a function uses, by name: what it closes over, globals, names of the user's modules."""
     used, found = uses(fn.__code__), dict[str, Any]()
-    found |= zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
-    for name in sorted(used.names):
-        value = fn.__globals__.get(name, _Fingerprints)
-        if value is _Fingerprints:  # of builtins
-            continue
-        if not isinstance(value, ModuleType) or not is_own(value):
-            found[name] = value
-            continue
-        found |= _names_in(value, name, used)
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # nothing was assigned yet
+            found |= _named(name, cell.cell_contents, used)
+    for name in sorted(used.names & fn.__globals__.keys()):
+        found |= _named(name, fn.__globals__[name], used)
     for name in used.imports:
-        with contextlib.suppress(ImportError):  # beyond the outermost package
-            module = sys.modules.get(resolve_name(name, fn.__globals__.get("__package__") or ""))
-            if module is not None and is_own(module):
-                found |= _names_in(module, name, used)
+        with contextlib.suppress(ImportError, ValueError):  # beyond the outermost package, say
+            found |= _source(resolve_name(name, fn.__globals__.get("__package__") or ""))
     return found
 
 
-def _names_in(module: ModuleType, called: str, used: Uses) -> dict[str, Any]:
-    """What code uses of a module of the user's."""
-    there = vars(module)
-    return {f"{called}.{name}": there[name] for name in sorted(used.attributes & there.keys())}
+def _named(name: str, value: Any, used: Uses) -> dict[str, Any]:
+    """What code uses by a name: a value, or what is in a module of the user's."""
+    if not isinstance(value, ModuleType) or not is_own(value):
+        return {name: value}
+    found: dict[str, Any] = {}
+    there = vars(value)
+    for each in sorted(used.attributes & there.keys()):
+        inner = there[each]
+        is_part = isinstance(inner, ModuleType) and inner.__name__ == f"{value.__name__}.{each}"
+        found |= _named(f"{name}.{each}", inner, used) if is_part else {f"{name}.{each}": inner}
+    return found
+
+
+def _source(name: str) -> dict[str, Any]:
+    """What the file of a module of the user's has, which code imports when it runs."""
+    spec = find_spec(name)
+    if spec is None or spec.origin is None or is_installed(spec.origin):
+        return {}
+    return {f"the module {name}": Path(spec.origin).read_bytes()}
+
+
+def _attributes(fn: FunctionType) -> dict[str, Any]:
+    return {name: value for name, value in vars(fn).items() if name != "__wrapped__"}
 
 
 class _Fingerprints:
@@ -116,19 +145,20 @@ class _Fingerprints:
         before = len(self._seen)
         try:
             return self.of(value)
+        except RecursionError:
+            raise
         except Exception:
             while len(self._seen) > before:  # what was seen is in no digest
                 self._seen.popitem()
-            held = getattr(value, "__dict__", {})
-            names = sorted(name for name in held if isinstance(name, str))
-            parts = [part for name in names for part in (name.encode(), self.of_any(held[name]))]
-            return _digest(b"object", _name(type(value)), *parts)
+            return _digest(b"object", _name(type(value)), *map(self.of_any, _inside(value)))
 
     def of_named(self, obj: Any, way: Callable[[_Fingerprints, Any], bytes]) -> bytes:
         """The digest of a class or a function, which *way* makes."""
         if self._named is None:
             return self.known(obj) or way(self, obj)
         if id(obj) not in self._named:
+            if len(self._named) > _MANY:
+                self._named.clear()
             self._named[id(obj)] = _Fingerprints().of(obj), obj
         return self._named[id(obj)][0]
 
@@ -139,12 +169,21 @@ class _Fingerprints:
         self._seen[id(value)] = len(self._seen), value
         return None
 
+    def apart(self, value: Any) -> bytes:
+        """The digest of a value, which does not count as seen."""
+        before = len(self._seen)
+        try:
+            return self.of(value)
+        finally:
+            while len(self._seen) > before:
+                self._seen.popitem()
+
     def of_function(self, fn: FunctionType) -> bytes:
         """The digest of a function: of the user's by what it does, of others by its name."""
         if not is_sent_by_value(fn):
             return _digest(b"named", _name(fn))
         parts = [fn.__qualname__.encode()]
-        parts.append(self.of_any((fn.__code__, fn.__defaults__, fn.__kwdefaults__)))
+        parts.append(self.of_any((fn.__code__, fn.__defaults__, fn.__kwdefaults__, _attributes(fn))))
         for name, value in _used(fn).items():
             parts += name.encode(), self.of_any(value)
         return _digest(b"function", *parts)
@@ -153,7 +192,7 @@ class _Fingerprints:
         """The digest of a class: of the user's by what it has, of others by its name."""
         if not is_sent_by_value(cls):
             return _digest(b"named", _name(cls))
-        parts = [_name(cls), *map(self.of_any, cls.__bases__)]
+        parts = [_name(cls), *map(self.of_any, (type(cls), *cls.__bases__))]
         for name, value in sorted(vars(cls).items()):
             if name in _UNSAID:
                 continue
@@ -189,8 +228,62 @@ class _Writing:
         self.write = digest.update
 
 
+def _inside(value: Any) -> Iterator[Any]:
+    """The parts of what cannot be pickled as a whole."""
+    if isinstance(value, Mapping):
+        yield from chain.from_iterable(value.items())
+    elif isinstance(value, list | tuple | deque):
+        yield from value
+    elif isinstance(value, memoryview):
+        yield value.tobytes()
+    if not is_sent_by_value(type(value)):  # what packages keep for themselves is deep
+        return
+    held = getattr(value, "__dict__", {})
+    for name in sorted(name for name in held if isinstance(name, str)):
+        yield name
+        yield held[name]
+    for cls in type(value).__mro__:
+        members = (name for name, held in vars(cls).items() if isinstance(held, MemberDescriptorType))
+        yield from (getattr(value, name, None) for name in sorted(members))  # of __slots__
+
+
 def _of_set(prints: _Fingerprints, values: Any) -> bytes:
-    return _digest(_name(type(values)), *sorted(map(prints.of, values)))
+    return _digest(_name(type(values)), *sorted(map(prints.apart, values)))
+
+
+def _of_array(prints: _Fingerprints, array: Any) -> bytes:
+    if array.dtype.hasobject:
+        return _digest(b"array", prints.of((array.shape, array.tolist())))
+    rows = np.ascontiguousarray(array)
+    return _digest(
+        b"array", repr((array.dtype.descr, array.shape)).encode(), rows.reshape(-1).view("u1")
+    )
+
+
+def _of_module(_: _Fingerprints, module: ModuleType) -> bytes:
+    with contextlib.suppress(ImportError, ValueError):  # it was made by hand
+        return _digest(b"module", module.__name__.encode(), *_source(module.__name__).values())
+    return _digest(b"module", module.__name__.encode())
+
+
+def _of_data(prints: _Fingerprints, data: Any) -> bytes:
+    return _of_array(prints, np.asarray(data))
+
+
+def _of_variable(_: _Fingerprints, variable: Variable) -> bytes:
+    return _digest(b"variable", str(variable.name).encode())
+
+
+def _of_compiled(prints: _Fingerprints, compiled: Any) -> bytes:
+    plain = _plain(compiled)
+    if plain is compiled:
+        raise TypeError(f"{type(compiled).__name__} has no function of Python's")
+    return _digest(b"function", prints.of_any(plain))
+
+
+def _of_tensor(prints: _Fingerprints, tensor: Any) -> bytes:
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(sys.modules["torch"].uint8)
+    return _digest(b"tensor", f"{tensor.dtype} {tuple(tensor.shape)}".encode(), flat.numpy())
 
 
 def _of_code(prints: _Fingerprints, code: CodeType) -> bytes:
@@ -210,7 +303,7 @@ _NAMED: dict[type, Callable[[_Fingerprints, Any], bytes]] = {
     FunctionType: _Fingerprints.of_function,
     CodeType: _of_code,
     CellType: _of_cell,
-    ModuleType: lambda _, module: _digest(b"module", module.__name__.encode()),
+    ModuleType: _of_module,
     set: _of_set,
     frozenset: _of_set,
 }
@@ -219,20 +312,26 @@ _NAMED: dict[type, Callable[[_Fingerprints, Any], bytes]] = {
 @functools.cache
 def _way(kind: type) -> Callable[[_Fingerprints, Any], bytes] | None:
     """How to digest the objects of a *kind* that are not pickled."""
-    if kind in _NAMED:
-        return _NAMED[kind]
+    homes = {cls.__module__.partition(".")[0] for cls in kind.__mro__}
+    way = _NAMED.get(kind)
     if issubclass(kind, type):
-        return _Fingerprints.of_class
-    if kind is _CACHED or hasattr(kind, "py_func"):
-        return lambda prints, obj: _digest(b"function", prints.of_any(_plain(obj)))
-    if getattr(kind, "ONLY_HERE", False) is True:  # it is Data
-        return lambda prints, data: _digest(b"data", prints.of(np.asarray(data)))
-    if issubclass(kind, Variable):
-        return lambda _, variable: _digest(b"variable", str(variable.name).encode())
-    return None
+        way = _Fingerprints.of_class
+    elif issubclass(kind, set | frozenset):
+        way = _of_set
+    elif issubclass(kind, np.ndarray) and kind.__module__.partition(".")[0] == "numpy":
+        way = _of_array
+    elif "torch" in homes and any(cls.__name__ == "Tensor" for cls in kind.__mro__):
+        way = _of_tensor
+    elif kind is _CACHED or "numba" in homes:
+        way = _of_compiled
+    elif getattr(kind, "ONLY_HERE", False) is True:  # it is Data
+        way = _of_data
+    elif issubclass(kind, Variable):
+        way = _of_variable
+    return way
 
 
-def _digest(*parts: bytes) -> bytes:
+def _digest(*parts: Any) -> bytes:
     digest = blake2b(digest_size=_SIZE)
     for part in parts:
         digest.update(b"%d," % len(part))

@@ -1,8 +1,8 @@
 """Checkpoints of maps: files to which results are added as they come, and from which a map goes on.
 
 A file has a mark, and then records: a head, with the number of the item (-1: what map it is of), how
-many bytes follow, and a digest of all of that; the digest of the item; and the pickled result.  A record
-is written at once at the end.  What a process that was killed has left of one is written over.
+many bytes follow, a digest of that, and one of these bytes; the digest of the item; and the pickled
+result.  A record is written at once at the end.  What a process that was killed has left of one is cut.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from ..errors import InvalidType, InvalidValue, reason
+from ..memory.interrupts import uninterrupted
 
 _MARK = b"Synkro checkpoint 1\n"
-_HEAD = struct.Struct("<qQ16s")
+_NUMBERS = struct.Struct("<qQ")
+_HEAD = struct.Struct("<qQ16s16s")
 _SIZE = 16  # bytes of a digest
 _EACH = 1.0  # seconds after which what was written is to be on the disk
 
@@ -48,7 +50,10 @@ class Checkpoint:
         open, and one that is no checkpoint, or damaged; OSError.
         """
         self._path = path
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except ValueError as error:
+            raise InvalidValue(f"checkpoint={path!r} is no path: {error}.") from None
         self._closing = weakref.finalize(self, os.close, self._file)
         try:
             self._places: dict[int, _Place] = {}
@@ -63,9 +68,11 @@ class Checkpoint:
 
     def close(self) -> None:
         """Have all be on the disk, and let go of the file."""
-        if self._closing.alive:
-            self._sync()
-            self._closing()
+        with uninterrupted():
+            if self._closing.alive:
+                self._sync()
+                fcntl.flock(self._file, fcntl.LOCK_UN)  # a fork of this program may have it open, too
+                self._closing()
 
     def _check_owner(self) -> None:
         found = os.fstat(self._file)
@@ -93,13 +100,14 @@ class Checkpoint:
         if not _MARK.startswith(mark) or (mark != _MARK and self._has_more(at, size)):
             raise InvalidValue(f"{self._path} is no checkpoint of this version: take another path.")
         while at + _HEAD.size <= size:
-            number, nbytes, digest = _HEAD.unpack(os.pread(self._file, _HEAD.size, at))
+            number, nbytes, head, digest = _HEAD.unpack(os.pread(self._file, _HEAD.size, at))
             start = at + _HEAD.size
-            if nbytes > size - start:
+            is_head = head == _digest(_NUMBERS.pack(number, nbytes))
+            if is_head and nbytes > size - start:
                 break
-            body = _read(self._file, nbytes, start)
-            if _digest(number, body) != digest:
-                if not self._has_more(start + nbytes, size):
+            body = _read(self._file, nbytes, start) if is_head else memoryview(b"")
+            if not is_head or _digest(body) != digest:
+                if not self._has_more(start + nbytes if is_head else start, size):
                     break
                 raise InvalidValue(
                     f"the checkpoint {self._path} is damaged at byte {at} of {size}. To go on with the "
@@ -124,6 +132,7 @@ class Checkpoint:
         """
         if self._map is None:
             self._map = {"name": name, "parts": dict(parts), "seed": seed, "number": number}
+            os.ftruncate(self._file, 0)
             self._write(_MARK + _record(-1, pickle.dumps(self._map, 5)))
         known = self._map
         other = {key for key in parts if known["parts"].get(key) != parts[key]}
@@ -136,6 +145,7 @@ class Checkpoint:
                 f"the checkpoint {self._path} is {what}. Take another path, or remove the file to begin "
                 f"anew."
             )
+        os.ftruncate(self._file, self._end)  # of what a killed process has left
         return known["seed"], known["number"]
 
     def has(self, number: int) -> bool:
@@ -172,14 +182,14 @@ class Checkpoint:
 
     # ── what comes ───────────────────────────────────────────────────────────────────────────────
 
-    def add(self, results: Iterable[tuple[int, Any]]) -> None:
-        """Write *results*, with the numbers of their items.
+    def add(self, results: Iterable[tuple[int, Any, bool]]) -> None:
+        """Write *results*, with the numbers of their items, if the last says that they are some.
 
         Raises: InvalidType for one that cannot be pickled; OSError, with all before them in the file.
         """
         records = []
-        for number, value in results:
-            if (item := self._items.pop(number, None)) is None:
+        for number, value, is_result in results:
+            if (item := self._items.pop(number, None)) is None or not is_result:
                 continue
             try:
                 pickled = pickle.dumps(value, 5)
@@ -216,11 +226,12 @@ class Checkpoint:
 
 
 def _record(number: int, body: bytes) -> bytes:
-    return _HEAD.pack(number, len(body), _digest(number, body)) + body
+    head = _digest(_NUMBERS.pack(number, len(body)))
+    return _HEAD.pack(number, len(body), head, _digest(body)) + body
 
 
-def _digest(number: int, body: Any) -> bytes:
-    return blake2b(body, digest_size=_SIZE, key=struct.pack("<qQ", number, len(body))).digest()
+def _digest(data: Any) -> bytes:
+    return blake2b(data, digest_size=_SIZE).digest()
 
 
 def _read(file: int, nbytes: int, offset: int) -> memoryview:

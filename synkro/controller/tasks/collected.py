@@ -43,11 +43,15 @@ class Collected:
         if self.order is not ResultOrder.AT_ONCE:
             self.held += nbytes
 
-    def write(self, first: int, values: list[Any]) -> None:
-        """Write *values* to the checkpoint, if there is one.  Raises: as ``Checkpoint.add``."""
-        if self._checkpoint is not None:
-            pairs = enumerate(values, first)
-            self._checkpoint.add((n, value) for n, value in pairs if not isinstance(value, OutputError))
+    def write(self, first: int, values: list[Any], failed: bool) -> None:
+        """Write *values* to the checkpoint, if there is one, and if they are no failure.
+
+        Raises: as ``Checkpoint.add``.
+        """
+        if self._checkpoint is None:
+            return
+        there = (not failed and not isinstance(value, OutputError) for value in values)
+        self._checkpoint.add(zip(range(first, first + len(values)), values, there, strict=True))
 
     @property
     def awaited(self) -> int | None:
@@ -89,7 +93,6 @@ class Collected:
     def tell(self, error: BaseException, pending: Iterable[int]) -> None:
         """Give *error*, which ends the map, the results that the program has not got; *pending* are the
         numbers of all other items."""
-        self.end()
         if self._values:
             self._runs[self._first] = [*self._values], 0
             self._values.clear()
@@ -98,3 +101,4 @@ class Collected:
         got = self._next if self.order is ResultOrder.KEPT else 0
         left = [number for number in pending if number not in found and number >= got]
         vars(error).update(results=[*found.values()], finished=[*found], pending=left)
+        self.end()

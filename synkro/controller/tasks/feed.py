@@ -144,6 +144,7 @@ class Feed:
         most = _OVER_HOSTS if self._engine.has_hosts else MOST
         self._together = min(together or most, most if at_once else _IN_ORDER)
         self._read = 0  # how many items were read
+        self._taken = 0  # how many items the program's code has made
         self._length = length or 0  # how many there are, if that is known
         self._share = self._together if length is None else max(1, length // (2 * size))
         self._batches: dict[int, _Batch] = {}  # by their slots, those with items that wait for a result
@@ -185,7 +186,7 @@ class Feed:
         batches = {id(each): each for each in (*self._batches.values(), *(b for b, _, _ in self._back))}
         found = [number for batch in batches.values() for number in batch.pending()]
         is_over = self.exhausted and self.error is None
-        unread = range(self._read, 0 if is_over else self._length)
+        unread = range(self._read, 0 if is_over else max(self._length, self._taken))
         return [*sorted(found), *unread]
 
     @property
@@ -370,6 +371,7 @@ class Feed:
         Raises: StopIteration if there are no more, or nobody wants them any more; SessionError.
         """
         args = self._engine.turns.released(self._items.__next__)
+        self._taken += 1
         self._engine.wait_until_ready()
         if self.exhausted:  # the program has closed the iterator of results meanwhile
             raise StopIteration
@@ -423,10 +425,12 @@ class Feed:
     def _publish(self, items: Sequence[Arguments], pickles: Pickles, values: Values) -> None:
         """Put a batch, pickled by *values* or by pickle, into the queue, as soon as the workers take
         items."""
-        if not items or self.exhausted:  # nobody wants them any more: it was closed while they were read
+        if not items or self.exhausted:  # nobody wants them any more, as the program has closed it
             return
         if pickles.by_us:
-            values.settle()
+            values.settle()  # which may pause the map, and see a task that has failed
+        if self.exhausted:
+            return
         batch = _Batch(self._read, items, self._queue.stored(pickles), pickles.nbytes)
         self._read += len(items)
         self._nbytes += batch.nbytes
@@ -484,7 +488,6 @@ class Feed:
 
     def _refused(self, args: Arguments, error: Exception) -> InvalidType:
         """What to raise as *error* came when the next item was pickled.  Raises: as ``check_cause``."""
-        self._length = max(self._length, self._read + 1)
         item = f"item {self._read} of map()"
         check_cause(error, item)
         advice = how_to_await(*args) or "Give what it is made of, or make it in the function."

@@ -92,10 +92,10 @@ class Map:
                 self._engine.turns.wait_for_all()
                 while self._goes_on():
                     self._step(deadline)
+            self._collected.end()
         except BaseException as error:
             self._tell(error)
             raise
-        self._collected.end()
         return self._collected.all(self._feed.count)
 
     def next(self) -> Any:
@@ -288,14 +288,15 @@ class Map:
                 self._collected.add(run.first, values, nbytes)  # before all else: Ctrl-C may come
                 self._feed.done(run.slot, run.first, len(values), nbytes)
                 self._write(run, values)
+                for number in self._tries and range(run.first, run.first + len(values)):
+                    self._tries.pop(number, None)
 
     def _write(self, run: Given, values: list[Any]) -> None:
         """Write results, and no failures, to the checkpoint; if that fails, it ends the map."""
-        if run.pickles.kind != FAILED:
-            try:
-                self._collected.write(run.first, values)
-            except Exception as error:
-                self._fail(None, error)
+        try:
+            self._collected.write(run.first, values, run.pickles.kind == FAILED)
+        except Exception as error:
+            self._fail(None, error)
 
     def _failed(self, run: Given) -> list[Any]:
         """What becomes of a task that has failed: its exception is the result, or there is none yet."""
