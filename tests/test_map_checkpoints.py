@@ -340,6 +340,27 @@ def test_what_was_cut_off_does_not_come_back(two, path):
         assert synk.map(task, [0, 1, 2], checkpoint=path)[1:] == [1, 2]
 
 
+def test_equal_items_are_the_same_items(two, path):
+    words = ["x1", "x2", "x1"]
+    shared = [1]
+    for _ in range(25):  # 2**25 lists, if each is looked at by itself
+        shared = [shared, shared]
+    own = [2]
+    own.append(own)
+    table = np.arange(12.0).reshape(3, 4)
+    first = [("x1", "x2", "x1"), {"a": "b", "b": "a"}, table, shared, own]
+    other = [
+        tuple(words),
+        {"a": words[0].replace("x1", "b"), "b": "a"},
+        np.asfortranarray(table),
+        shared,
+        own,
+    ]
+    assert synk.map(type, first, checkpoint=path) == [tuple, dict, np.ndarray, list, list]
+    path.write_bytes(path.read_bytes())
+    assert synk.map(type, other, checkpoint=path) == [tuple, dict, np.ndarray, list, list]
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_file_that_was_cut_off_anywhere_is_gone_on_with(two, path, tmp_path, seed):
     folder = str(tmp_path)

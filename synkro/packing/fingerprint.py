@@ -27,6 +27,7 @@ from .code import Uses, is_installed, is_own, uses
 from .kinds import is_sent_by_value
 
 _SIZE = 16  # bytes of a digest
+_MOST = 1 << 20  # objects that are pickled without a memo
 _MANY = 1000  # classes and functions whose digests are kept
 _CACHED = type(functools.lru_cache(lambda: None))
 _UNSAID = {"__dict__", "__weakref__", "__module__", "__doc__", "__abstractmethods__", "_abc_impl"}
@@ -128,9 +129,16 @@ class _Fingerprints:
 
     def of(self, value: Any) -> bytes:
         """The digest of a value.  Raises: what pickle raises."""
-        digest = blake2b(digest_size=_SIZE)
-        buffers: list[pickle.PickleBuffer] = []
-        _Pickler(self, digest, buffers).dump(value)
+        before = len(self._seen)
+        for fast in (True, False):  # without a memo equal objects are as one; what holds itself needs it
+            digest, buffers = blake2b(digest_size=_SIZE), list[pickle.PickleBuffer]()
+            try:
+                _Pickler(self, digest, buffers, fast).dump(value)
+                break
+            except ValueError:
+                if not fast:
+                    raise
+                self._forget(before)
         for buffer in buffers:
             with buffer.raw() as raw:
                 digest.update(b"%d," % raw.nbytes)
@@ -148,8 +156,7 @@ class _Fingerprints:
         except RecursionError:
             raise
         except Exception:
-            while len(self._seen) > before:  # what was seen is in no digest
-                self._seen.popitem()
+            self._forget(before)
             return _digest(b"object", _name(type(value)), *map(self.of_any, _inside(value)))
 
     def of_named(self, obj: Any, way: Callable[[_Fingerprints, Any], bytes]) -> bytes:
@@ -175,8 +182,12 @@ class _Fingerprints:
         try:
             return self.of(value)
         finally:
-            while len(self._seen) > before:
-                self._seen.popitem()
+            self._forget(before)
+
+    def _forget(self, count: int) -> None:
+        """Have only the first *count* be seen: what came later is in no digest."""
+        while len(self._seen) > count:
+            self._seen.popitem()
 
     def of_function(self, fn: FunctionType) -> bytes:
         """The digest of a function: of the user's by what it does, of others by its name."""
@@ -197,6 +208,9 @@ class _Fingerprints:
             if name in _UNSAID:
                 continue
             held = getattr(value, "__func__", value)
+            code = getattr(held, "__code__", None)
+            if code is not None and code.co_filename.startswith("<attrs generated"):
+                continue  # it has the hash of a string, and its fields tell the same
             if isinstance(value, property):
                 held = value.fget, value.fset, value.fdel
             parts += name.encode(), self.of_any(held)
@@ -206,12 +220,21 @@ class _Fingerprints:
 class _Pickler(pickle.Pickler):
     """Pickles a value; what pickle takes by its name, or its order, by a digest."""
 
-    def __init__(self, prints: _Fingerprints, digest: Any, buffers: list[pickle.PickleBuffer]) -> None:
+    def __init__(self, prints: _Fingerprints, digest: Any, buffers: list[Any], fast: bool) -> None:
+        """*fast* is pickle's word for: without a memo."""
         super().__init__(_Writing(digest), 5, buffer_callback=buffers.append)
+        self.fast = fast
         self._prints = prints
+        self._count = 0
 
     def persistent_id(self, obj: Any) -> bytes | None:
-        """The digest that stands for *obj*; None for what is pickled."""
+        """The digest that stands for *obj*; None for what is pickled.
+
+        Raises: ValueError where the same things come again and again, and there is no memo.
+        """
+        self._count += 1
+        if self.fast and self._count > _MOST:
+            raise ValueError("so much is pickled with a memo")
         cls: Any = type(obj)
         way = _way(cls)
         if way is None:
