@@ -667,3 +667,21 @@ def test_fingerprints_tell_what_has_changed(prints, old, new, changed):
     assert changed <= found
     if changed != {"value"}:
         assert found - changed <= {"ENGINE", "cached", "common={'c': …}", "Point"}
+
+
+def test_fingerprints_import_no_package(tmp_path):
+    program = """
+import sys
+from synkro.packing import fingerprint
+def task(x):
+    from wsgiref.util import guess_scheme
+    from broken.part import f
+    return f(guess_scheme(x))
+print(fingerprint.of_function(task, {}).keys() > {"its code"}, "wsgiref" in sys.modules)
+"""
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "__init__.py").write_text("raise OSError")
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.getcwd()}"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "True False\n"

@@ -89,7 +89,7 @@ def _used(fn: FunctionType) -> dict[str, Any]:
     for name in sorted(used.names & fn.__globals__.keys()):
         found |= _named(name, fn.__globals__[name], used)
     for name in used.imports:
-        with contextlib.suppress(ImportError, ValueError):  # beyond the outermost package, say
+        with contextlib.suppress(Exception):  # of an import that fails, and is to fail where it runs
             found |= _source(resolve_name(name, fn.__globals__.get("__package__") or ""))
     return found
 
@@ -109,6 +109,9 @@ def _named(name: str, value: Any, used: Uses) -> dict[str, Any]:
 
 def _source(name: str) -> dict[str, Any]:
     """What the file of a module of the user's has, which code imports when it runs."""
+    outermost = find_spec(name.partition(".")[0])  # a package's parts would be imported to be found
+    if outermost is None or (outermost.origin is not None and is_installed(outermost.origin)):
+        return {}
     spec = find_spec(name)
     if spec is None or spec.origin is None or is_installed(spec.origin):
         return {}
