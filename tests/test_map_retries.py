@@ -122,8 +122,19 @@ def test_what_cannot_be_a_result_is_told_in_its_place(two, results):
             assert f"item {x}" in str(each)
 
 
-def refuse():
+def refuse(*parts):
     raise ArithmeticError("not to be made again")
+
+
+def test_a_large_result_that_cannot_be_made_again_is_one_result(two, results):
+    class Large:
+        def __reduce__(self):
+            return refuse, (np.ones(50_000), np.ones(60_000))
+
+    found = results(lambda x: Large() if x % 3 == 1 else np.full(50_000, x), range(9), errors="return")
+    assert len(found) == 9
+    for x, each in enumerate(found):
+        assert isinstance(each, OutputError) if x % 3 == 1 else each[-1] == x
 
 
 def test_collectives_in_tasks_are_told_in_their_place(two):

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...errors import CallTimeout, InternalError, OutputError, UsageError, WorkerDied, reason
-from ...ipc.queue import ALONE, FAILED, TOGETHER, Dispatcher, Given
+from ...ipc.queue import ALONE, EACH, FAILED, TOGETHER, Dispatcher, Given
 from ...messages import Failed, Phase, Work
 from ...packing.pickles import dumped
 from ...packing.refused import advice_on_loading
@@ -332,7 +332,7 @@ class Map:
             refused = OutputError(f"{what} {advice_on_loading(error)}")
             if not self._wished.returned:
                 self._fail(number, refused)
-            elif kind == TOGETHER:  # none of them can be
+            elif kind != EACH:  # none of them can be
                 return [refused] * run.length
             else:
                 return [*found, refused, *self._unpickled(_after(run, len(found) + 1))]
