@@ -15,18 +15,14 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from support.sessions import running, start
+from support.sessions import running, two_mapping
 from support.waiting import wait_until
 from synkro import InvalidType, InvalidValue, WorkerDied
 
 pytestmark = pytest.mark.quick
 
 
-@pytest.fixture(scope="module")
-def two_forked():
-    with start(2) as session:
-        session.map(abs, [0])  # which makes the queue
-        yield session
+two_forked = two_mapping
 
 
 @pytest.fixture(params=["map", "imap", "in any order"])

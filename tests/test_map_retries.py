@@ -13,7 +13,7 @@ import pytest
 
 import synkro as synk
 from support.examples import examples, given, st
-from support.sessions import start
+from support.sessions import two_mapping
 from support.waiting import Watch, wait_until
 from synkro import (
     CallTimeout,
@@ -29,11 +29,7 @@ from synkro.controller.objects.values import Values
 pytestmark = pytest.mark.quick
 
 
-@pytest.fixture(scope="module")
-def two_forked():
-    with start(2) as session:
-        session.map(abs, [0])  # which makes the queue
-        yield session
+two_forked = two_mapping
 
 
 @pytest.fixture(params=["map", "imap"])

@@ -58,6 +58,14 @@ def lasting(workers=2):
     return session
 
 
+@pytest.fixture(scope="module")
+def two_mapping():
+    """Two workers that serve the file, with the queue that the first map of a session makes."""
+    with start(2) as session:
+        session.map(abs, [0])
+        yield session
+
+
 def counts(*workers, rarely=()):
     """Parameters: so many workers, and those that only thorough runs have: three find what two do."""
     return [*workers, *[pytest.param(number, marks=pytest.mark.thorough) for number in rarely]]
