@@ -113,7 +113,7 @@ for attack in attacks:
     hosts = ["h1:1", "h2:1", "h3:1"] if "redirected" in attack else ["h1:1", "h2:1"]
     options = {"trusted_network": os.environ.get("TRUSTED") == "yes"}
     if "dropped" in attack:
-        options["host_timeout"] = 2
+        options["host_timeout"] = 6  # two beats tell, which may come late
     synk.fork(hosts=hosts, devices="cpu", launcher=launcher, verbose=False, **options)
     data = synk.data(np.arange(1.0 * (1 << 20)).reshape(1 << 10, -1))
     rows = synk.function(lambda x: x + 1, outputs="gather")

@@ -84,6 +84,8 @@ def _used(fn: FunctionType) -> dict[str, Any]:
     """What a function uses, by name: what it closes over, globals, names of the user's modules."""
     used, found = uses(fn.__code__), dict[str, Any]()
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        if name == "__classdict__":  # what annotations of a class see: all of it, also where it stands
+            continue
         with contextlib.suppress(ValueError):  # nothing was assigned yet
             found |= _named(name, cell.cell_contents, used)
     for name in sorted(used.names & fn.__globals__.keys()):
