@@ -362,7 +362,7 @@ def test_ctrl_c_has_the_results(own, tmp_path):
     assert synk.map(abs, [-1]) == [1]
 
 
-@pytest.mark.parametrize("options", [{}, {"retries": 2}, {"errors": "return"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"retries": 2}], ids=str)
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSEGV, None], ids=str)
 def test_a_worker_that_dies_takes_no_result_along(own, end, options):
     def task(x):

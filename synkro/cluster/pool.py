@@ -280,8 +280,8 @@ class HostsPool(WorkerPool):
             with contextlib.suppress(OSError):
                 self._cluster.gateway.send(protocol.Interrupt(others))
 
-    def kill(self) -> None:
-        super().kill()
+    def kill(self, ranks: Sequence[int] | None = None) -> None:
+        super().kill(ranks)
         self._cluster.kill()
 
     def pass_descriptors(self, rank: int, numbered: Sequence[tuple[int, int]]) -> None:
@@ -306,7 +306,7 @@ class HostsPool(WorkerPool):
         """What to raise for what the gateway has *said*, if that is that somebody has ended."""
         if isinstance(said, ProcessEnd):
             self._pump.await_end(said.rank, STDERR)
-            return self._died(said)
+            return self.died(said)
         if isinstance(said, ForgedError):
             one, other = self._cluster.hosts[said.host], self._cluster.hosts[said.at]
             why = f"a message from {one} to {other} {said.what}; look for who is on the network between"

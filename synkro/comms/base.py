@@ -73,6 +73,11 @@ class Communicator(ABC):
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """An array in memory that collectives may use in place."""
 
+    def offset(self, array: Array) -> int:
+        """Where in the arena an *array* lies that ``empty`` has made, and from where it outlives this
+        process."""
+        raise InternalError("an array in memory that goes with its process.")
+
     def by_host(self) -> Communicator:
         """A communicator for this call, by which arrays go through host memory wherever they lie."""
         return self

@@ -76,6 +76,9 @@ class ShmCommunicator(Communicator):
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         return self._arena.empty(shape, dtype)
 
+    def offset(self, array: Array) -> int:
+        return self._arena.place(array)
+
     def _new(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """Memory for a result; a large one lies in the arena, whose blocks are used again."""
         if prod(shape) * np.dtype(dtype).itemsize < _RECYCLED_FROM:

@@ -36,6 +36,7 @@ from .calls.background import Background
 from .calls.distribution import Distribution, Services
 from .calls.forms import MakesFunctions, make_function, signature_of_function
 from .calls.graphs import teach_transfers
+from .calls.replacement import Replacement
 from .data.attached import attach, make_ring
 from .data.data import MakesData, make_data
 from .engine.engine import Engine, State
@@ -205,7 +206,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         master = self.master_rank
         seeded, seed = seed is not None, _seed(seed)
         start = Start(
-            token, seed, seeded, master, outbox, cores, gpus, profiles, engine.verbose, versions
+            token, seed, seeded, master, outbox, cores, gpus, profiles, engine.verbose, versions, 0
         )
         replies = self._ready(start, start_timeout, began)
         problem = placement.problem or replies[0].problem
@@ -215,7 +216,9 @@ class Session(contextlib.AbstractContextManager["Session"]):
         variables = Variables(engine, outputs, token, master, seed, targets)
         objects = Objects(engine, master)
         distribution, background = Distribution(engine, objects), Background(engine, variables)
-        self.services: Services = Services(engine, outputs, variables, objects, distribution, background)
+        replacement = Replacement(engine, objects.handover, start, lambda: distribution.sent)
+        parts = engine, outputs, variables, objects, distribution, background, replacement
+        self.services: Services = Services(*parts)
         return problem
 
     def _ready(self, start: Start, seconds: float, began: float) -> list[Any]:

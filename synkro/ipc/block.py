@@ -154,6 +154,12 @@ class Block:
         words = self.words
         return all(words[line + ANSWERED] == number for line in self.lines)
 
+    def begin_anew(self, rank: int) -> None:
+        """Another worker takes the place of that of *rank*, which owes no answer."""
+        words, line = self.words, self.lines[rank]
+        words[line + SLEEPS] = words[line + PHASE] = words[line + SLICE] = 0
+        words[line + ANSWERED] = words[self.heads[rank] + COMMAND]
+
     # ── in the middle of a command ───────────────────────────────────────────────────────────────
 
     def expect(self, number: int | None = None, enough: int | None = None) -> None:

@@ -92,6 +92,10 @@ class Controller(Block):
             if not lane.members.isdisjoint(other.members):
                 other.displaced()
 
+    def begin_anew(self, rank: int) -> None:
+        super().begin_anew(rank)
+        self.displace(self.lane((rank,)))  # it has read no command
+
     def wake_early(self) -> None:
         """Wake the workers, if they have slept for long: a command will follow at once.
 
@@ -164,6 +168,15 @@ class Lane:
     def displaced(self) -> None:
         """Other lanes may have written to the block what this one had written there."""
         self._command = None
+
+    def send_late(self, rank: int, command: bytes, housekeeping: bytes) -> None:
+        """Hand a command to one *rank* of the lane, when all others have begun the same one."""
+        self._write(command, housekeeping)
+        self._fence()  # as in ``send``
+        self._block.words[self._block.heads[rank] + COMMAND] = number = next(self._numbers)
+        self._fence()
+        self._block.words[SENT] = number
+        self._block.wake_all()
 
     def send(self, command: bytes, housekeeping: bytes, number: int | None = None) -> None:
         """Hand a command to all ranks of the lane; together at most ``AREA`` bytes.

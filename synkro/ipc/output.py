@@ -86,16 +86,23 @@ class OutputPump:
         self._selector = selectors.DefaultSelector()
         self._streams: dict[tuple[int, str], _Stream] = {}
         self._pipes: list[BinaryIO] = []
-        self._thread = threading.Thread(target=self._run, name="synkro-output", daemon=True)
+        self._lock = threading.Lock()  # of the next two
+        self._thread = self._new_thread()
+        self._runs = False  # whether the thread reads, and will look once more
         self._told = False  # whether an error tells how a worker has ended
 
     def add(self, rank: int, stdout: BinaryIO, stderr: BinaryIO) -> None:
-        """Watch the pipes of a worker; the pump closes them at their end.  Call it before ``start``."""
-        for pipe, target in ((stdout, "stdout"), (stderr, "stderr")):
-            stream = self._streams[rank, target] = _Stream(rank, target)
-            self._pipes.append(pipe)
-            read = functools.partial(self._read, pipe, stream)
-            self._selector.register(pipe, selectors.EVENT_READ, read)
+        """Watch the pipes of a worker; the pump closes them at their end."""
+        with self._lock:
+            self._pipes = [pipe for pipe in self._pipes if not pipe.closed]
+            for pipe, target in ((stdout, "stdout"), (stderr, "stderr")):
+                stream = self._streams[rank, target] = _Stream(rank, target)
+                self._pipes.append(pipe)
+                read = functools.partial(self._read, pipe, stream)
+                self._selector.register(pipe, selectors.EVENT_READ, read)
+            if self._thread.ident is not None and not self._runs:  # it has ended with the others
+                self._thread = self._new_thread()
+                self._begin()
 
     def hear(self, ranks: Sequence[int], source: int, printed: Printed) -> None:
         """Hear of *ranks* of other hosts, when the descriptor *source* is readable: *printed* takes what
@@ -106,12 +113,25 @@ class OutputPump:
         self._selector.register(source, selectors.EVENT_READ, take)
 
     def start(self) -> None:
+        with self._lock:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._runs = True
         self._thread.start()
 
+    def _new_thread(self) -> threading.Thread:
+        return threading.Thread(target=self._run, name="synkro-output", daemon=True)
+
     def _run(self) -> None:
-        while self._selector.get_map():
+        while self._goes_on():
             for key, _ in self._selector.select():
                 key.data()
+
+    def _goes_on(self) -> bool:
+        with self._lock:
+            self._runs = bool(self._selector.get_map())
+            return self._runs
 
     def _read(self, pipe: BinaryIO, stream: _Stream) -> None:
         chunk = os.read(pipe.fileno(), _CHUNK)

@@ -6,19 +6,20 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from ..errors import SessionError, SynkroError, WorkerDied, counted
 from ..machine import python
-from ..memory.arena import arena_file
+from ..memory.arena import arena_file, part_of
 from ..memory.interrupts import uninterrupted
+from ..memory.mapping import give_back
 from ..memory.segment import Segment, descriptors_for
 from .block import block_bytes
 from .channel import Controller
 from .descriptors import Inherited, send_descriptors
 from .output import OutputPump, Sink
-from .process import ProcessEnd, WorkerProcess, occupy_standard_descriptors, worker_died
+from .process import BROKEN, ProcessEnd, WorkerProcess, occupy_standard_descriptors, worker_died
 
 SOCKET_PATIENCE = 5.0
 """Seconds that a socket may be full before its worker counts as stuck."""
@@ -30,6 +31,7 @@ STDERR = 0.3
 """Seconds that the last lines of a worker that has died may take to come."""
 
 _LAST_WORDS = 1.0  # seconds that the output of ended workers may take to come
+_PIECE = 1 << 26  # bytes of an arena that are read at once
 
 
 def _cure(error: Exception) -> str:
@@ -47,7 +49,7 @@ class WorkerPool:
     Attributes:
         hosts: the ranks of each host of the session.
         ranks: those on this one.
-        sentinels: in the order of *ranks*, descriptors that become readable when a process ends.
+        sentinels: descriptors that become readable when a process ends.
     """
 
     def __init__(self, hosts: Sequence[range], here: int = 0, sink: Sink | None = None) -> None:
@@ -61,6 +63,8 @@ class WorkerPool:
         self._workers: list[WorkerProcess] = []
         self._pump = OutputPump(sink)
         self._resources = contextlib.ExitStack()
+        self._new_worker: Callable[[int], WorkerProcess] | None = None  # of a rank
+        self._arena = -1
 
     def start(
         self, environments: Sequence[dict[str, str]], board: int, note: Note | None = None
@@ -92,25 +96,62 @@ class WorkerPool:
                 self._resources.callback(os.close, eventfds[-1])
         self._resources.callback(self._pump.close, _LAST_WORDS)
         block = Segment.create(0, block_bytes(size))
-        arena = arena_file(board)
-        inherited = Inherited.of([block.fd, arena, *eventfds])
-        try:
-            self.share(inherited, board)
-            for rank, environment in zip(self.ranks, environments, strict=True):
-                with uninterrupted():
-                    worker = WorkerProcess(rank, hosts, inherited, environment)
-                    self._workers.append(worker)
-                    self._resources.callback(worker.close)
-                self._pump.add(rank, worker.stdout, worker.stderr)
-                worker.socket.settimeout(SOCKET_PATIENCE)
-        finally:
-            os.close(arena)
+        self._resources.callback(block.close)
+        with uninterrupted():
+            self._arena = arena_file(board)
+            self._resources.callback(os.close, self._arena)
+        inherited = Inherited.of([block.fd, self._arena, *eventfds])
+        self.share(inherited, board)
+        self._resources.callback(self._close_workers)
+        of_rank = dict(zip(self.ranks, environments, strict=True))
+        self._new_worker = lambda rank: WorkerProcess(rank, hosts, inherited, of_rank[rank])
+        for rank in self.ranks:
+            with uninterrupted():
+                self._workers.append(self._new_worker(rank))
+            self._attend(self._workers[-1])
         controller = Controller(block.base.data, size, inherited)
         self._resources.callback(controller.close)
-        block.close()
         self._pump.start()
         self.sentinels = [worker.sentinel for worker in self._workers]
         return controller
+
+    def _attend(self, worker: WorkerProcess) -> None:
+        self._pump.add(worker.rank, worker.stdout, worker.stderr)
+        worker.socket.settimeout(SOCKET_PATIENCE)
+
+    def bury(self, rank: int) -> None:
+        """The worker of *rank*, which has ended, is nobody's concern any more."""
+        worker = self._of(rank)
+        with uninterrupted():
+            self.sentinels.remove(worker.sentinel)
+            worker.close()
+
+    def replace(self, rank: int) -> None:
+        """Start another worker in the place of that of *rank*, which is buried; what that had in the
+        arena is forgotten.
+
+        Raises: SessionError.
+        """
+        assert self._new_worker is not None
+        give_back(self._arena, *part_of(rank))
+        try:
+            with uninterrupted():
+                worker = self._workers[rank - self.ranks.start] = self._new_worker(rank)
+                self.sentinels.append(worker.sentinel)
+        except (OSError, RuntimeError) as error:
+            raise SessionError(
+                f"another worker could not be started ({error}){_cure(error)}."
+            ) from error
+        self._attend(worker)
+
+    def read_arena(self, place: int, nbytes: int) -> Iterator[bytes]:
+        """What lies in the arena from *place* on, piece by piece, whoever has put it there."""
+        for at in range(place, place + nbytes, _PIECE):
+            yield os.pread(self._arena, min(_PIECE, place + nbytes - at), at)
+
+    def _close_workers(self) -> None:
+        for worker in self._workers:
+            worker.close()
 
     def share(self, inherited: Inherited, board: int) -> None:
         """The workers will get these descriptors; *board* is the number of bytes where they meet."""
@@ -133,10 +174,11 @@ class WorkerPool:
         for rank in ranks:
             self._of(rank).interrupt()
 
-    def kill(self) -> None:
-        """Kill all workers."""
+    def kill(self, ranks: Sequence[int] | None = None) -> None:
+        """Kill the workers of *ranks*, or all."""
         for worker in self._workers:
-            worker.kill()
+            if ranks is None or worker.rank in ranks:
+                worker.kill()
 
     def pass_descriptors(self, rank: int, numbered: Sequence[tuple[int, int]]) -> None:
         """Pass descriptors to a worker, as pairs ``(number, fd)``; kill it if it cannot be reached.
@@ -150,16 +192,21 @@ class WorkerPool:
         except OSError:  # its end of the socket is closed: it is dead, or has closed it by mistake
             self._of(rank).kill()
 
+    def sentinel_of(self, rank: int) -> int:
+        """The sentinel of a rank of this host."""
+        return self._of(rank).sentinel
+
     def _of(self, rank: int) -> WorkerProcess:
         return self._workers[rank - self.ranks.start]
 
     def death(self, sentinel: int) -> WorkerDied:
         """What to raise for the worker whose *sentinel* is ready: how it ended."""
-        return self._died(self.end_of(sentinel))
+        return self.died(self.end_of(sentinel))
 
-    def _died(self, ended: ProcessEnd) -> WorkerDied:
+    def died(self, ended: ProcessEnd, at: str = "", cure: str = BROKEN) -> WorkerDied:
+        """What to raise for a process that has *ended*; *at* begins the sentence, *cure* is the next."""
         tail = self._pump.stderr_tail(ended.rank)
-        return worker_died(ended, tail, self.host_of(ended.rank))
+        return worker_died(ended, tail, self.host_of(ended.rank), at, cure)
 
     def end_of(self, sentinel: int) -> ProcessEnd:
         """How the worker has ended whose *sentinel* is ready, after its last output has come."""

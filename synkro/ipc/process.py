@@ -109,6 +109,8 @@ class WorkerProcess:
             signal.pidfd_send_signal(self.sentinel, signal.SIGINT)
 
     def kill(self) -> None:
+        if self.sentinel == -1:  # it has been closed
+            return
         try:
             signal.pidfd_send_signal(self.sentinel, signal.SIGKILL)
         except ProcessLookupError:
@@ -176,8 +178,17 @@ _UNKNOWN = (
 )
 
 
-def worker_died(ended: ProcessEnd, stderr: str, host: str = "") -> WorkerDied:
-    """What to raise for the end of a process; on which *host* it ran is told if there are several."""
+BROKEN = "Call close() and then fork() to go on; all Data keep their contents."
+"""What to do where a worker has died, and no other takes its place."""
+
+
+def worker_died(
+    ended: ProcessEnd, stderr: str, host: str = "", at: str = "", cure: str = BROKEN
+) -> WorkerDied:
+    """What to raise for the end of a process; on which *host* it ran is told if there are several.
+
+    *at* begins the sentence, and *cure* is the one after it.
+    """
     rank, pid, status = ended
     number = -status if status is not None and status < 0 else None
     if status is None:
@@ -191,7 +202,7 @@ def worker_died(ended: ProcessEnd, stderr: str, host: str = "") -> WorkerDied:
     ending = f" The end of its stderr:\n{stderr}" if stderr else ""
     what = f"the worker of rank {rank} (pid {pid}){f' on {host}' if host else ''} {how}"
     return WorkerDied(
-        f"{what}{hint}. Call close() and then fork() to go on; all Data keep their contents.{ending}",
+        f"{at}{what}{hint}. {cure}{ending}",
         rank=rank,
         pid=pid,
         exitcode=status if number is None else None,

@@ -15,6 +15,9 @@ hold.  Whoever has drawn a ticket may put a part of it back, for others.
 
 Batches of items lie in *blocks* of the file, which are used again when all their results are there.  So
 do large results, until the main process has read them; small ones lie in the pipe.
+
+Each worker writes down what it *holds*, for the case that it dies: never more than that.  Where it dies
+between a step and its note of it, the main process finds the rest by itself, when nobody holds anything.
 """
 
 from __future__ import annotations
@@ -38,10 +41,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from ..machine import disown_in_children
-from ..memory.arena import PART, Arena
+from ..memory.arena import PART, Arena, part_of
 from ..memory.departures import call_off, call_with_last
 from ..memory.interrupts import uninterrupted
-from ..memory.mapping import map_file
+from ..memory.mapping import give_back, map_file
 from ..memory.segment import memory_file
 from ..plan.call import Access
 from ..values.arrays import Array
@@ -90,6 +93,9 @@ class Ticket(NamedTuple):
     stop: int
 
 
+_NO_TICKET = Ticket(0, 0, 0)
+
+
 class Batch(NamedTuple):
     """Items as a worker has them: the number of the first one, and all of them, pickled."""
 
@@ -120,6 +126,8 @@ _WITHDRAWN = 1  # beside the end: whether nobody is to begin what was taken
 _HEAD = 16 * 8  # bytes before the slots
 _SLOT = struct.Struct("=4q")  # the first item's number, place, bytes, way
 _TICKET = struct.Struct("=3H2x")
+_HELD = struct.Struct("=q3H2x")  # the first item's number, and a ticket; nothing where that is empty
+_TABLE = _HEAD + _SLOTS * _SLOT.size  # where the first rank says what it holds
 _RESULT = struct.Struct("=6q")  # slot, the first item's number, how many, place, bytes, way
 _INSIDE = -1  # the place of what follows the record in the pipe
 _SMALL = select.PIPE_BUF - _RESULT.size
@@ -137,15 +145,21 @@ _set_to_zero.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.py_object]
 
 
 class _Table:
-    """The words and the slots, as one process has them mapped."""
+    """The words, the slots, and what ranks hold, as one process has them mapped."""
 
-    def __init__(self, file: int) -> None:
-        array = map_file(file, _HEAD + _SLOTS * _SLOT.size, Access.WRITE)
+    def __init__(self, file: int, size: int) -> None:
+        """Map what at least *size* ranks hold."""
+        array = map_file(file, _TABLE + size * _HELD.size, Access.WRITE)
         self.address: int = array.ctypes.data
         memory = array.data
         self.words = memory[:_HEAD].cast("Q")
-        self.slots = memory[_HEAD:]
+        self.slots = memory[_HEAD:_TABLE]
+        self.held = memory[_TABLE:]
         self.fence = new_fence()
+
+    def hold(self, rank: int, first: int, ticket: Ticket) -> None:
+        """Note that *rank* holds *ticket*, of the batch whose first item has number *first*."""
+        _HELD.pack_into(self.held, rank * _HELD.size, first, *ticket)
 
 
 class Dispatcher:
@@ -160,7 +174,7 @@ class Dispatcher:
         with uninterrupted(), contextlib.ExitStack() as closing:
             self._tickets, self._put = _pipe(closing)
             self._results, given = _pipe(closing)
-            self._file = memory_file("synkro-tasks", _HEAD + _SLOTS * _SLOT.size)
+            self._file = memory_file("synkro-tasks", _TABLE + size * _HELD.size)
             closing.callback(os.close, self._file)
             # pages count as full until all of them is read; a ticket that does not fit begins another
             pages = fcntl.fcntl(self._put, fcntl.F_GETPIPE_SZ) // mmap.PAGESIZE - 1
@@ -177,7 +191,7 @@ class Dispatcher:
         self._free: list[int] = []  # slots
         self._block: Array = np.empty(0, np.uint8)  # with room for batches of some size …
         self._start = self._end = 0  # … which begins here in the file, and has so many bytes of them
-        self._table = _Table(self._file)
+        self._table = _Table(self._file, size)
         self._arena = Arena(self._file, size)
         self._reader: weakref.ref[object] | None = None
         self._leaving = 0  # the handle of what is done when the reader is gone
@@ -277,6 +291,19 @@ class Dispatcher:
         """The tickets that nobody has drawn, and nobody will."""
         return [Ticket(*each) for each in _TICKET.iter_unpack(_all_in(self._tickets))]
 
+    @property
+    def is_dry(self) -> bool:
+        """Whether there is no ticket to draw."""
+        return _is_empty(self._tickets)
+
+    def left_by(self, rank: int) -> tuple[int, Ticket]:
+        """What the dead worker of *rank* held: the number of the first item of a batch, and the part of
+        that; all results of it have been collected.  Its memory is given back."""
+        first, *ticket = _HELD.unpack_from(self._table.held, rank * _HELD.size)
+        self._table.hold(rank, 0, _NO_TICKET)
+        give_back(self._file, *part_of(rank))
+        return first, Ticket(*ticket)
+
     # ── results ──────────────────────────────────────────────────────────────────────────────────
 
     def collect(self) -> list[Given]:
@@ -325,7 +352,8 @@ class Taker:
         """*descriptors* are those of the ``Dispatcher``, which this end owns; *blocks_read* says how
         many blocks of this *rank* with results the main process has read."""
         self._tickets, self._put, self._results, self._file = descriptors
-        self._table = _Table(self._file)
+        self._rank = rank
+        self._table = _Table(self._file, rank + 1)
         self._arena = Arena(self._file, rank)
         self._room = select.poll()
         self._room.register(self._results, select.POLLOUT)
@@ -334,12 +362,15 @@ class Taker:
         self._read = 0  # how many blocks the main process had read, when the last ones were dropped
         self._drawn: Ticket | None = None
         self._batch: tuple[int, Batch] | None = None  # that was read last, and where it lies in the file
+        self._first = 0  # the number of the first item of the batch that was taken last
+        self._held = _NO_TICKET
 
     def begin(self) -> None:
         """A command begins: nobody wants results of the last one."""
         self._unread.clear()
         self._read = self._blocks_read()
         self._drawn = self._batch = None
+        self.hold(_NO_TICKET)
 
     # ── items ────────────────────────────────────────────────────────────────────────────────────
 
@@ -354,7 +385,21 @@ class Taker:
         if not self._is_decided():
             wait(self._is_decided)
         ticket, self._drawn = self._drawn, None
-        return None if ticket is None else (ticket, self.batch(ticket))
+        if ticket is None:
+            return None
+        self._first = self._slot(ticket)[0]
+        self.hold(_NO_TICKET)  # so that never one number is there with another's ticket
+        self.hold(ticket)
+        return ticket, self.batch(ticket)
+
+    def hold(self, ticket: Ticket) -> None:
+        """Note that this worker holds *ticket*: what it has taken last, or the rest of that."""
+        self._held = ticket
+        self._table.hold(self._rank, self._first, ticket)
+
+    def advance(self, start: int) -> None:
+        """Note that this worker holds nothing before place *start* of the batch."""
+        self.hold(self._held._replace(start=start))
 
     def _is_decided(self) -> bool:
         """Whether a ticket is drawn, or there will be none."""
@@ -385,21 +430,30 @@ class Taker:
 
     def batch(self, ticket: Ticket) -> Batch:
         """The batch that a ticket is for; the same object if it is the one of the last ticket."""
-        self._table.fence()  # the ticket is loaded before the slot
-        at = ticket.slot * _SLOT.size
-        first, place, nbytes, way = _SLOT.unpack_from(self._table.slots, at)
+        first, place, nbytes, way = self._slot(ticket)
         if self._batch is None or self._batch[0] != place or self._batch[1].first != first:
             self._batch = place, Batch(first, _read(self._file, place, nbytes, way))
         return self._batch[1]
 
+    def _slot(self, ticket: Ticket) -> tuple[int, int, int, int]:
+        self._table.fence()  # the ticket is loaded before the slot
+        first, place, nbytes, way = _SLOT.unpack_from(self._table.slots, ticket.slot * _SLOT.size)
+        return first, place, nbytes, way
+
     def put_back(self, ticket: Ticket) -> bool:
-        """Let others draw *ticket*, of which nothing has begun; False if there is no room for it."""
-        return _wrote(self._put, _TICKET.pack(*ticket))
+        """Let others draw *ticket*, the end of what this worker holds, of which nothing has begun; False
+        if there is no room for it."""
+        held = self._held
+        self.hold(held._replace(stop=ticket.start))
+        there = _wrote(self._put, _TICKET.pack(*ticket))
+        if not there:
+            self.hold(held)
+        return there
 
     @property
     def is_dry(self) -> bool:
         """Whether there is no ticket to draw."""
-        return fcntl.ioctl(self._tickets, termios.FIONREAD, _NONE) == _NONE
+        return _is_empty(self._tickets)
 
     @property
     def wanted(self) -> bool:
@@ -457,6 +511,10 @@ class Taker:
 
 
 _NONE = bytes(4)  # no bytes, as a C int
+
+
+def _is_empty(pipe: int) -> bool:
+    return fcntl.ioctl(pipe, termios.FIONREAD, _NONE) == _NONE
 
 
 def fits(results: Pickles) -> bool:

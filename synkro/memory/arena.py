@@ -60,7 +60,7 @@ class Arena:
         """*forget* is told the offset and the size of each part of the file that is given back."""
         self._fd = fd
         self._forget = forget
-        self._next = (1 + rank) * PART
+        self._next, _ = part_of(rank)
         self._live: list[_Piece] = []  # by address
         self._freed: dict[_Piece, object] = {}  # the keys are blocks whose array is gone
         self._spare: list[_Piece] = []  # the oldest first
@@ -175,6 +175,11 @@ class Arena:
         give_back(self._fd, block.offset, block.nbytes)
         if self._forget is not None:
             self._forget(block.offset, block.nbytes)
+
+
+def part_of(rank: int) -> tuple[int, int]:
+    """Where the part of *rank* begins, and how many bytes it has."""
+    return (1 + rank) * PART, PART
 
 
 def arena_file(nbytes: int) -> int:

@@ -9,6 +9,8 @@ exactly one reply.
     Assign      → (the reply to the command after it)  put these numbers and strings into such objects
     Compare     → Compared  say which of these objects you have changed
     Fetch       → Copied  return a copy of an object
+    Changes      → Changed  say which of all objects functions have changed, and a digest of each
+    Copy        → Copied  return what such objects hold, for a worker that takes the place of another
     Preserve    → Ack     keep what objects and variables hold, or put it back
     Call        → Done    run a function on your rows
     Work        → Ack     run a function on items of a queue until there are no more
@@ -20,6 +22,8 @@ exactly one reply.
     Inspect     → Shapes  return the shapes of your replicas
     Identify    → Identity  return the digest of your replica
     Exchange    → Ack     take part in a collective over your replicas
+    Secure      → Secured put your replicas where they outlive you, and say where
+    Restore     → Ack     these variables exist from now on, as they were on the worker before
     Reseed      → Ack     seed all your random generators
     Generator   → GeneratorState  return the state of your random generator, or set it
     Store       → Ack     copy outputs of the last call into shared memory
@@ -60,6 +64,34 @@ from .calls import (
     Work,
 )
 from .life import Exit, Generator, GeneratorState, Gpus, Release, Reseed, Start, Started
-from .objects import Assign, Compare, Compared, Copied, Distribute, Fetch, Parcel, Preserve, Renew
+from .objects import (
+    Assign,
+    Changed,
+    Changes,
+    Compare,
+    Compared,
+    Copied,
+    Copy,
+    Distribute,
+    Fetch,
+    Parcel,
+    Preserve,
+    Renew,
+)
 from .transport import Attach, Deliver, Housekeeping, Indirect
-from .variables import Create, Exchange, Fill, Identify, Identity, Inspect, Move, Read, Shapes, Write
+from .variables import (
+    Create,
+    Exchange,
+    Fill,
+    Identify,
+    Identity,
+    Inspect,
+    Move,
+    Read,
+    Restore,
+    Secure,
+    Secured,
+    SecuredReplica,
+    Shapes,
+    Write,
+)

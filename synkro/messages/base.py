@@ -85,6 +85,7 @@ class Phase(IntEnum):
     COMMUNICATING = 8
     TAKING = 9
     TASK = 10
+    LEAVING = 11
 
 
 class Ack(Reply):

@@ -49,7 +49,7 @@ class Work(Command):
     *plan* is that of a call with what all items have in common.  *queue* numbers the descriptors of the
     queue.  Item i's random generator is a stream of *seed*, of this map's *number*, and of i.  *objects*
     are those that the function uses: the paths, by number.  If it *goes_on*, a task that fails has its
-    failure for a result; else the command fails.
+    failure for a result; else the command fails.  After *most* tasks, if that is given, a worker ends.
     """
 
     plan: CallPlan
@@ -57,6 +57,7 @@ class Work(Command):
     seed: int
     number: int
     goes_on: bool
+    most: int | None
     objects: dict[int, str]
 
     def reads(self, ranks: Sequence[int], view: View) -> Iterator[Extent | PickedRows]:

@@ -28,7 +28,8 @@ class Start(Command):
     *seeded* says whether the program gave it: then it seeds the generators of their processes, too;
     *profiles* are the files to which the ranks write profiles of themselves when they end, or None, and
     *verbose* says whether they print status lines; *versions* are those of all segments
-    (``memory.table``), where somebody asks for them.
+    (``memory.table``), where somebody asks for them.  The worker is number *life* of its rank: each has
+    random numbers of its own.
     """
 
     token: str
@@ -41,6 +42,7 @@ class Start(Command):
     profiles: tuple[str, ...] | None
     verbose: bool
     versions: Region | None
+    life: int
 
     def names(self) -> Iterator[tuple[int, Access]]:
         yield self.outbox.segment, Access.WRITE

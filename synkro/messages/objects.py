@@ -85,6 +85,23 @@ class Compared(Reply):
     differs: tuple[bool, ...]
 
 
+class Changes(Parcelled):
+    """The parcel lists objects: their numbers, and what they held when they came."""
+
+
+class Changed(Reply):
+    """The numbers of the objects that hold something else, each with a digest of that; None for what
+    cannot be pickled."""
+
+    changed: dict[int, bytes | None]
+
+
+class Copy(Command):
+    """What the objects of these *numbers* hold, so that another rank can take it over."""
+
+    numbers: tuple[int, ...]
+
+
 class Fetch(Command):
     """Object *number*, from *rank*."""
 
@@ -93,7 +110,7 @@ class Fetch(Command):
 
 
 class Copied(Reply):
-    """The object, pickled; of other ranks empty."""
+    """What was asked for, pickled; empty of a rank that was not asked."""
 
     pickle: bytes
 

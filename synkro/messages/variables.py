@@ -9,6 +9,7 @@ from ..plan import extents
 from ..plan.call import Access, Picked, Region, Rows
 from ..plan.extents import Extent, PickedRows, View
 from ..plan.split import Span
+from ..values.arrays import Code
 from .base import Command, Reply
 from .calls import outputs_of
 
@@ -31,6 +32,38 @@ class Move(Command):
     source: int
     number: int
     target: int
+
+
+class Secure(Command):
+    """Have all replicas lie in the arena, where they outlive the worker."""
+
+
+class SecuredReplica(NamedTuple):
+    """Where in the arena the replica of variable *number* lies; *kept*: it has rows of its own."""
+
+    number: int
+    name: str | None
+    kept: bool
+    place: int
+    shape: tuple[int, ...]
+    dtype: Code
+
+
+class Secured(Reply):
+    """*called* says whether a call has run since the last ``Secure``: it may have changed objects."""
+
+    replicas: tuple[SecuredReplica, ...]
+    called: bool
+
+
+class Restore(Command):
+    """Variables that exist from now on, as they were on the worker before: each has the contents of a
+    region."""
+
+    replicas: tuple[tuple[SecuredReplica, Region], ...]
+
+    def names(self) -> Iterator[tuple[int, Access]]:
+        return ((region.segment, Access.READ) for _, region in self.replicas)
 
 
 class Fill(NamedTuple):

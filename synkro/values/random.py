@@ -31,27 +31,27 @@ def generator_of_item(seed: int, number: int, item: int) -> np.random.Generator:
     return generator(seed, _ITEMS, number, item)
 
 
-def seed_globals(seed: int, rank: int) -> None:
+def seed_globals(seed: int, *rank: int) -> None:
     """Seed this process's ``random`` and ``numpy.random`` as *rank*'s, independent of ``generator``."""
     import random  # noqa: PLC0415  no other worker needs it
 
-    words = _seeds(seed, rank)
+    words = _seeds(seed, *rank)
     random.seed(words[:4].tobytes())
     np.random.seed(words[4:8])
 
 
-def seed_torch(seed: int, rank: int) -> bool:
+def seed_torch(seed: int, *rank: int) -> bool:
     """Seed PyTorch's global generators as *rank*'s; returns whether it is imported, as it has to be."""
     torch: Any = sys.modules.get("torch")
     if not hasattr(torch, "manual_seed"):  # not imported, or not yet to the end
         return False
-    torch.manual_seed(int.from_bytes(_seeds(seed, rank)[8:].tobytes(), "little"))
+    torch.manual_seed(int.from_bytes(_seeds(seed, *rank)[8:].tobytes(), "little"))
     return True
 
 
-def _seeds(seed: int, rank: int) -> NDArray[Any]:
+def _seeds(seed: int, *rank: int) -> NDArray[Any]:
     """Ten words of 32 bits: four for ``random``, four for ``numpy.random``, two for PyTorch."""
-    return np.random.SeedSequence(seed, spawn_key=(_GLOBAL, rank)).generate_state(10)
+    return np.random.SeedSequence(seed, spawn_key=(_GLOBAL, *rank)).generate_state(10)
 
 
 def handed_out(stream: np.random.Generator) -> Words:

@@ -97,7 +97,7 @@ class PreparedCall:
         rank, spec = self._rank, self._spec
         if not self._spans:
             return self._run_without_rows()
-        rank.begin(self._ranks, self)
+        rank.begin_call(self._ranks, self)
         rank.mark(Phase.FEEDING)
         for place, key, number in self._numbers:
             place[key] = self._value_of(number)
@@ -147,7 +147,7 @@ class PreparedCall:
         rank, spec = self._rank, self._spec
         rank.keep([])
         if spec.finish is not None:
-            rank.begin(self._ranks, self)
+            rank.begin_call(self._ranks, self)
             if spec.updates:
                 rank.comm.barrier()  # in which the others wait before they update
             self._finish(0)

@@ -115,7 +115,8 @@ class Worker:
         self._interruptible = True  # not before: the housekeeping must not be lost
         if self._listener.unwanted():
             raise KeyboardInterrupt
-        return self._do(command)
+        reply = self._do(command)
+        return None if rank.leaves else reply
 
     def _do(self, command: bytes) -> Reply | None:
         action = self._prepared.get(command)

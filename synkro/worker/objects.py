@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import functools
 import gc
+import hashlib
 import importlib
 import importlib.machinery
 import sys
@@ -38,6 +39,7 @@ from ..packing.kinds import (
     cached_names,
     global_generators,
     goes_by_number,
+    same_contents,
 )
 from ..packing.pickles import (
     HEAD,
@@ -96,7 +98,7 @@ class RankObjects:
             self._kinds[number] = NAME
             self._bound[id(place.names), name] = number
             NAME.change(place, contents, ())
-        changed, caching = reader.load()
+        changed, caching, _ = reader.load()
         renewed = [number for number in changed if not self._kinds[number].apart]
         self._forget_prepared([*named, *changed], renewed)
         for number in changed:  # one may hold another, and copy it
@@ -146,11 +148,8 @@ class RankObjects:
             if id(obj) in spared:
                 continue
             there = kind.look(obj)
-            mine = [key for key in now if now[key] is not before.get(key, _GONE)]
-            mine = [key for key in mine if there.get(key, _GONE) is now[key]]
-            if mine:
-                rest = {key: value for key, value in there.items() if key not in mine}
-                kind.put_back(obj, rest | {key: before[key] for key in mine if key in before})
+            if (rest := _without(there, before, now)) is not there:
+                kind.put_back(obj, rest)
         self._prepared = []
         caches = [obj for obj in self._objects.values() if isinstance(obj, functools._lru_cache_wrapper)]
         objects = [self._objects[number] for number in changed if caches]
@@ -202,6 +201,43 @@ class RankObjects:
             )
             found.append(not any(same))
         return tuple(found)
+
+    def survey(self, parcel: Parcel, memory: memoryview) -> dict[int, bytes | None]:
+        """The numbers of those in a list of objects that are not what they were when they came, each
+        with a digest of what it holds; None for what cannot be pickled."""
+        found: dict[int, bytes | None] = {}
+        for number, came in self._reader(parcel, memory).load():
+            kind = self._kinds[number]
+            before = {WHOLE: self._digests[number]} if kind in _WHOLES else came
+            try:
+                if before is not None and same_contents(kind, before, self._look(number)):
+                    continue
+                found[number] = hashlib.blake2b(self.copies([number])).digest()
+            except Exception:
+                found[number] = None
+        return found
+
+    def copies(self, numbers: Sequence[int]) -> bytes:
+        """A delivery of what objects hold, for a worker that has them, too."""
+        sender = _Sender({id(obj): number for number, obj in self._objects.items()}, self._modules)
+        first: tuple[Any, ...] = 0, [], ([*numbers], [], ())
+        for part in first:
+            sender.dump(part)
+        for number in numbers:
+            obj, kind = self._objects[number], self._kinds[number]
+            sender.dump((kind.travelling(obj, self._look(number)), (), True))
+        sender.dump([])
+        sender.dump([])
+        return sender.stream
+
+    def _look(self, number: int) -> Contents:
+        """What an object holds, but for what tasks have prepared."""
+        obj, kind = self._objects[number], self._kinds[number]
+        found = kind.look(obj)
+        for prepared, _, before, now in self._prepared:
+            if prepared is obj:
+                found = _without(found, before, now)
+        return found
 
     def preserve(self, command: Preserve, variables: Iterable[Replica]) -> None:
         """Put back what was kept, or keep what objects, *variables* and random generators hold."""
@@ -323,6 +359,17 @@ _GONE = object()
 _WHOLES = (OPAQUE, CROWD)  # kinds that are compared by digests
 
 
+def _without(there: Contents, before: Contents, now: Contents) -> Contents:
+    """What is *there* without what was prepared, where *before* became *now*; itself if there is
+    nothing."""
+    mine = [key for key in now if now[key] is not before.get(key, _GONE)]
+    mine = [key for key in mine if there.get(key, _GONE) is now[key]]
+    if not mine:
+        return there
+    rest = {key: value for key, value in there.items() if key not in mine}
+    return rest | {key: before[key] for key in mine if key in before}
+
+
 def _in_place(package: str, folders: list[str]) -> None:
     """Have a package in which modules of the user's can be, where there is none."""
     if package not in sys.modules:
@@ -374,6 +421,22 @@ class _Copier(OneByOne):
         refuse_open_file(obj)
         given = with_attributes(obj) or for_program(obj)
         return given or cloudpickle.Pickler.reducer_override(self, obj)
+
+
+class _Sender(_Copier):
+    """Pickles what objects hold, for another worker; the objects that it has, too, go by number."""
+
+    def __init__(self, numbers: dict[int, int], modules: dict[int, ModuleType]) -> None:
+        super().__init__(numbers, sys.maxsize)
+        self._spaces = {id(module): number for number, module in modules.items()}
+
+    def persistent_id(self, obj: Any) -> int | None:
+        return self._numbers.get(id(obj))
+
+    def _reduced(self, obj: Any) -> Any:
+        if id(obj) in self._spaces:
+            return space, (self._spaces[id(obj)], obj.__name__, None, {})
+        return super()._reduced(obj)
 
 
 def _equal(now: Any, expected: Any) -> bool:

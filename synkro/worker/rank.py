@@ -48,6 +48,8 @@ class Rank(Workspace):
             messages.Distribute: self._load,
             messages.Renew: lambda command: self._take(command.parcel),
             messages.Compare: self._compare,
+            messages.Changes: self._survey,
+            messages.Copy: self._copy_several,
             messages.Fetch: self._copy,
             messages.Preserve: self._preserve,
             messages.Start: self._start,
@@ -91,9 +93,10 @@ class Rank(Workspace):
             problem = self._move_to_gpu(start.gpus)
         # mapped after the device is made, which may pin it
         self.outbox: Array = self.array(start.outbox)[self.number]
+        self._life = (start.life,) if start.life else ()
         self.group: Group = self._new_group(start.seed)
         if start.seeded:
-            self.reseed(start.seed)
+            self.reseed(start.seed, start.life)
         if start.profiles is not None:
             import cProfile  # noqa: PLC0415  it takes a while
 
@@ -143,6 +146,13 @@ class Rank(Workspace):
     def _compare(self, command: messages.Compare) -> messages.Compared:
         parcel = command.parcel
         return messages.Compared(self.objects.compare(parcel, self._memory(parcel)))
+
+    def _survey(self, command: messages.Changes) -> messages.Changed:
+        parcel = command.parcel
+        return messages.Changed(self.objects.survey(parcel, self._memory(parcel)))
+
+    def _copy_several(self, command: messages.Copy) -> messages.Copied:
+        return messages.Copied(self.objects.copies(command.numbers))
 
     def _copy(self, command: messages.Fetch) -> messages.Copied:
         mine = self.number == command.rank

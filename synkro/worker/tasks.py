@@ -125,6 +125,8 @@ class Tasks(Task):
         self._function = 0  # the number of the last function
         self._quota = 1  # how many items the next run should have
         self._done = 0  # how many items were done in the command
+        self._total = 0  # and in the life of this worker
+        self._most: int | None = None  # how many of these it may do
         self._check = 1  # after how many what they share is looked at
         self._lock = threading.Lock()  # held by whoever hands results over
         self._run: _Run | None = None  # that goes on
@@ -142,26 +144,35 @@ class Tasks(Task):
         call = PreparedCall(rank, command.plan)
         rank.begin(tuple(range(rank.size)), call)
         self.seed, self.map = command.seed, command.number
+        self._most = command.most
         self._state = state = _State(rank, command.objects, spec.name)
         self._freeze([*state.arrays, *(variable.whole for variable in rank.variables.values())])
         with contextlib.closing(call.common()) as common:
             job = _Job(spec.fn, common if command.plan.inputs else None, state, command.goes_on)
-            while (drawn := self._taker.take(self._wait)) is not None:
+            while not self._is_worn and (drawn := self._taker.take(self._wait)) is not None:
                 self._do(*drawn, job)
         state.check(last=True)
         self._state = None
         state.settle()
+        if self._is_worn:
+            rank.leave()
+
+    @property
+    def _is_worn(self) -> bool:
+        """Whether this worker has done all tasks that one is to do."""
+        return self._most is not None and self._total >= self._most
 
     def _do(self, ticket: Ticket, batch: Batch, job: _Job) -> None:
         """Do the items of a ticket, run by run, unless others have nothing to do."""
         taker = self._taker
         while ticket.start < ticket.stop:
-            if taker.withdrawn or not taker.wanted:
+            if taker.withdrawn or not taker.wanted or self._is_worn:
                 taker.put_back(ticket)
+                self._listener.wake_sleepers()
                 return
             together = self._rank.objects.together
             together.look_again()
-            run = _Run(ticket, batch, self._quota if self._done else 1, together)
+            run = _Run(ticket, batch, self._count(), together)
             self._begin(run)
             began = time.perf_counter()
             try:
@@ -180,9 +191,11 @@ class Tasks(Task):
             if problem is not None:  # that of an item or a result, if it is not the function's
                 if not job.goes_on:
                     raise problem
-                self._give_failure(run, problem)
                 done += 1
+                taker.advance(ticket.start + done)  # others may try it again
+                self._give_failure(run, problem)
             self._done += done
+            self._total += done
             if done:
                 job.state.note(run.first, run.first + done - 1)
                 if done >= self._quota or took > _GOAL:  # else it says little
@@ -193,6 +206,11 @@ class Tasks(Task):
             if run.was_put_back:
                 return
             ticket = self._share(ticket._replace(start=ticket.start + done))
+
+    def _count(self) -> int:
+        """How many items the next run should have."""
+        count = self._quota if self._done else 1
+        return count if self._most is None else min(count, self._most - self._total)
 
     def _share(self, ticket: Ticket) -> Ticket:
         """Put half of *ticket* back, if there is no other; returns what is left of it."""

@@ -27,7 +27,7 @@ from ..ipc.listener import Listener
 from ..ipc.process import give_up
 from ..memory.segment import Segment
 from ..memory.table import SegmentTable
-from ..messages import Failed, FunctionSpec
+from ..messages import Failed, FunctionSpec, Phase
 from ..packing.failures import kinds, pickled, sent
 from ..plan.call import Access, Region
 from ..values.arrays import Array
@@ -57,6 +57,8 @@ class Workspace:
         verbose: whether status lines are shown.
         at_close: what is done before the process ends: writing the profile, letting go of NCCL.
         forked: whether the function has forked, and this is the child, which is no rank.
+        called: whether a call has run since ``forget_calls``.
+        leaves: whether the process ends after the command, without a reply.
     """
 
     def __init__(
@@ -90,6 +92,8 @@ class Workspace:
         self.token = ""
         self.verbose = False
         self.forked: bool = False
+        self.called: bool = False
+        self.leaves: bool = False
         os.register_at_fork(after_in_child=self._on_fork)
         self.at_close: Final = contextlib.ExitStack()
         self._listener = listener
@@ -97,6 +101,7 @@ class Workspace:
         self.segments: Final = SegmentTable(self._mapped, descriptors.release)
         self._kept: list[list[Array]] = []
         self._master = 0
+        self._life: tuple[int, ...] = ()  # its number among the workers of its rank, after the first
         self.group: Group = self._new_group(None)
         self._versions: NDArray[Any] = np.empty(0, np.uint64)
         self._torch_seed: int | None = None  # of a session that has one, until PyTorch is imported
@@ -173,16 +178,23 @@ class Workspace:
     def _on_fork(self) -> None:
         self.forked = True
 
-    def reseed(self, seed: int) -> None:
-        """Seed ``rng()``, ``random``, ``numpy.random`` and PyTorch as a session of *seed* does."""
+    def reseed(self, seed: int, life: int = 0) -> None:
+        """Seed ``rng()``, ``random``, ``numpy.random`` and PyTorch as a session of *seed* does, for
+        worker number *life* of this rank."""
+        self._life = (life,) if life else ()
         self.group = self._new_group(seed)
-        seed_globals(seed, self.number)
+        seed_globals(seed, self.number, *self._life)
         self._torch_seed = seed
         self._seed_torch()
 
     def _seed_torch(self) -> None:
-        if self._torch_seed is not None and seed_torch(self._torch_seed, self.number):
+        if self._torch_seed is not None and seed_torch(self._torch_seed, self.number, *self._life):
             self._torch_seed = None
+
+    def begin_call(self, ranks: tuple[int, ...], call: Running) -> None:
+        """A call of a function begins, which may change whatever it uses."""
+        self.called = True
+        self.begin(ranks, call)
 
     def begin(self, ranks: tuple[int, ...], call: Running | None = None) -> None:
         """A call begins, in which *ranks* take part: they may wait for each other in collectives."""
@@ -199,6 +211,16 @@ class Workspace:
             self.in_call = False
             self.comm.end(failed)
 
+    def leave(self) -> None:
+        """End after the command: another worker is to take the place of this one."""
+        self.leaves = True
+        self.report(Phase.LEAVING, 0)
+
+    def forget_calls(self) -> bool:
+        """Whether a call has run since this was asked last."""
+        called, self.called = self.called, False
+        return called
+
     def begin_task(self, task: Task) -> None:
         """Tasks begin; *task* says on which item."""
         self._task = task
@@ -210,7 +232,7 @@ class Workspace:
         return None if self._task is None else self._task.number
 
     def _new_group(self, seed: Any) -> Group:
-        rng = functools.partial(generator, seed, self.number)
+        rng = functools.partial(generator, seed, self.number, *self._life)
         return Group(self.comm, rng, self.device, self.mark, self._master)
 
     def keep(self, leaves: list[list[Array]]) -> None:

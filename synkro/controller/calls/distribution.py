@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ...errors import InvalidType
 from ...ipc.channel import Lane
@@ -24,18 +25,24 @@ from ..progress import Progress, status_line
 from ..results.transfer import Outputs
 from ..variables.registry import Variables
 from .background import Background
+from .replacement import Replacement
 
 _PATIENCE = 2.0  # seconds before a distribution shows how far it is
 
 
 class Distribution:
-    """Brings the functions of a session to the workers."""
+    """Brings the functions of a session to the workers.
+
+    Attributes:
+        sent: what they got with the last ones: where to import from, the folder, and settings.
+    """
 
     def __init__(self, engine: Engine, objects: Objects) -> None:
         self._engine = engine
         self._objects = objects
         self._waiting: weakref.WeakValueDictionary[int, SentFunction] = weakref.WeakValueDictionary()
         self._settings = settings.changing()  # those that the workers have, or get with a function
+        self.sent: tuple[tuple[str, ...], str, dict[str, dict[str, Any]]] | None = None
 
     def add(self, function: SentFunction) -> int:
         """Take *function* up, to be distributed; returns its number."""
@@ -61,6 +68,7 @@ class Distribution:
             say("Synkro distributing functions...")
             start = time.monotonic()
             found = settings.collected()
+            self.sent = path, folder, found
             totals = [len(waiting)] * self._engine.size
             bar = self.progress("distributing", totals, "function", Phase.LOADING, patience=_PATIENCE)
             with bar if shown else contextlib.nullcontext() as on_tick:
@@ -192,3 +200,4 @@ class Services:
     objects: Objects
     distribution: Distribution
     background: Background
+    replacement: Replacement

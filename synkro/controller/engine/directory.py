@@ -96,6 +96,11 @@ class Directory:
         """The bytes of segments that are gone, and that the workers still have."""
         return sum(self._attached.get(number, 0) for number in list(self.gone))
 
+    def forget(self, rank: int) -> None:
+        """Another worker has taken the place of that of *rank*: it knows nothing."""
+        for number in self._having:
+            self._having[number] &= ~(1 << rank)
+
     def news(self, segments: Iterable[tuple[Segment, Access]], ranks: Sequence[int]) -> News | None:
         """What *ranks* are to hear with a command that names *segments*; None for nothing."""
         wanted, having, told = _bits(ranks), self._having, self._told

@@ -28,10 +28,12 @@ from ...errors import (
     InvalidValue,
     SessionBroken,
     SessionClosed,
+    WorkerDied,
     ranks_in_words,
 )
 from ...ipc.channel import Lane
 from ...ipc.pool import WorkerPool
+from ...ipc.process import ProcessEnd
 from ...machine import disown_in_children
 from ...memory.interrupts import uninterrupted
 from ...memory.segment import Segment, undoing
@@ -45,6 +47,7 @@ from .directory import Directory
 from .nesting import check_alone, goes_on, operation
 from .post import Post
 from .turns import Turns, is_past
+from .workers import Workers
 
 _GRACE = 1.0  # seconds in which a worker can leave by itself, or another thread's call end, at a close
 _WORTH_ASKING = 1 << 24  # bytes of freed segments from which on the workers hear of them at once
@@ -78,6 +81,10 @@ class OpenCommand(Protocol):
     def doing(self, ranks: Sequence[int]) -> str:
         """What *ranks* were doing when they ended: the beginning of a sentence."""
 
+    @property
+    def outlives(self) -> bool:
+        """Whether the command goes on when a worker has died, with another one."""
+
 
 class Engine:
     """The workers of one session, one a device.
@@ -93,6 +100,7 @@ class Engine:
         lock: held during a call; a call of several commands holds it around all of them.
         turns: of the operations on some ranks.  One on all of them has to ``wait_for_all`` first.
         channel: the main process's end of it.
+        workers: those that die, and those that take their places.
         everyone: the lane of all ranks.
         directory: what the workers know by number.
         calls: has an entry for each operation that goes on; an interrupt may leave one behind.
@@ -145,6 +153,7 @@ class Engine:
             self.channel: Final = pool.start(environments, board_bytes(self.size), self._note)
             self.everyone: Final = self.channel.everyone
             self._post = Post(self._pool, self.channel, self.directory, self.run)
+            self.workers: Final = Workers(self._pool, self.channel, self.directory, self._post)
             self.wake_early = self.channel.wake_early
             self.state = State.READY
             _engines.add(self)
@@ -313,21 +322,31 @@ class Engine:
         condition: Callable[[], bool],
         deadline: float | None,
         on_tick: Callable[[], None] | None,
-    ) -> None:
+    ) -> list[ProcessEnd]:
         """Sleep until *condition* holds, all ranks have answered, or the *deadline* is over.
 
-        Raises: WorkerDied.
+        Returns the workers that have died, where what is open outlives that.  Raises: WorkerDied.
         """
         trace = self.trace
         try:
             if trace is not None:
                 trace.mark("wait")
-            self._check_alive(self.everyone.wait_for(condition, deadline, self._pool.sentinels, on_tick))
+            ready = self.everyone.wait_for(condition, deadline, self._pool.sentinels, on_tick)
             if trace is not None:
                 trace.mark("collect")
+            if ready and self._open is not None and self._open.outlives:
+                return [*map(self._pool.end_of, ready)]
+            self._check_alive(ready)
+            return []
         except BaseException:
             self.abandon()
             raise
+
+    def break_by(self, died: WorkerDied) -> None:
+        """The session is over, as a worker has *died*."""
+        self._why_broken = str(died).partition(". ")[0] + "."
+        self.state = State.BROKEN
+        self._pool.kill()
 
     def finish(self) -> list[Any]:
         """The replies to the command that was open; Failed among them."""
@@ -347,12 +366,6 @@ class Engine:
         self._give_up(self.everyone)
         if late is not None:
             raise late
-
-    def pass_descriptors(self, numbered: Sequence[tuple[int, int]]) -> None:
-        """Pass descriptors to all workers, as pairs ``(number, fd)``."""
-        with uninterrupted():
-            for rank in range(self.size):
-                self._pool.pass_descriptors(rank, numbered)
 
     # ── when things go wrong ─────────────────────────────────────────────────────────────────────
 
@@ -420,11 +433,9 @@ class Engine:
             return
         self.require_ready()  # another thread may have called close()
         died = self._pool.death(ready[0])
-        self._why_broken = str(died).partition(". ")[0] + "."
         if self._open is not None:
             died.args = (f"{self._open.doing(died.ranks)}{died}",)
-        self.state = State.BROKEN
-        self._pool.kill()
+        self.break_by(died)
         raise died
 
     # ── traces ───────────────────────────────────────────────────────────────────────────────────

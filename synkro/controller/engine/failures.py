@@ -27,6 +27,7 @@ _DOING = {
     Phase.REDUCING: "is reducing outputs",
     Phase.TAKING: "waits for an item",
     Phase.TASK: "is running item {}",
+    Phase.LEAVING: "ends, as another one is to take its place",
 }
 
 

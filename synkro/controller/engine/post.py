@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -37,27 +38,30 @@ class Post:
     _known: Unpickled[Any] = field(default_factory=lambda: Unpickled(loads))
     _last: dict[Lane, tuple[list[bytes], list[Any]]] = field(default_factory=dict)  # as pickles, too
 
-    def send(self, payload: bytes, segments: Segments, lane: Lane) -> None:
+    def send(self, payload: bytes, segments: Segments, lane: Lane, late: int | None = None) -> None:
         """Send a pickled command, and before it what the ranks are to know of memory.
 
-        *segments* are those that it names.  A long command goes through a segment of its own.
+        *segments* are those that it names.  A long command goes through a segment of its own.  All but
+        the rank *late*, if given, have begun it.
 
         Raises: CallTimeout.
         """
         directory = self._directory
+        ranks = lane.ranks if late is None else (late,)
+        hand_over = lane.send if late is None else functools.partial(lane.send_late, late)
         if len(payload) > AREA // 2:
             segment = directory.allocate(len(payload))
             segment.base[:] = memoryview(payload)
             command = Indirect(Region(segment.number, 0, (len(payload),), "|u1"))
             payload, segments = pickle.dumps(command, 5), [*segments, *directory.segments(command)]
-        news = directory.news(segments, lane.ranks) if segments or directory.gone else None
+        news = directory.news(segments, ranks) if segments or directory.gone else None
         if news is None:
-            lane.send(payload, b"")
+            hand_over(payload, b"")
             return
         if len(payload) + len(news.housekeeping) > AREA:
             raise InternalError(f"{len(news.housekeeping)} bytes of housekeeping do not fit the block.")
         with uninterrupted():  # so that the directory says what the workers have
-            for rank in lane.ranks if news.new else ():
+            for rank in ranks if news.new else ():
                 new = [
                     (s.number, s.fd) for s, _ in news.new.values() if not directory.has(rank, s.number)
                 ]
@@ -65,8 +69,8 @@ class Post:
                     self._pool.pass_descriptors(rank, new)
                 except TimeoutError:
                     raise self.late([rank], SOCKET_PATIENCE) from None
-            lane.send(payload, news.housekeeping)
-            directory.heard(news, lane.ranks)
+            hand_over(payload, news.housekeeping)
+            directory.heard(news, ranks)
 
     def late(self, ranks: Sequence[int], limit: float) -> CallTimeout:
         """What to raise when *ranks* have not answered within *limit* seconds."""

@@ -15,24 +15,22 @@ import time
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any, Final, NamedTuple
 
 from ...errors import InvalidType, InvalidValue, UsageError, WorkerError, shortened, warn
 from ...memory.departures import WhileThere
-from ...memory.segment import Segment, descriptors_for
+from ...memory.segment import descriptors_for
 from ...messages import Assign, Command, Compare, Fetch, FunctionSpec, Parcel, Renew
 from ...packing import kinds
 from ...packing.code import is_own_name
 from ...packing.imported import kept_of_part
 from ...packing.kinds import WHOLE, Contents, alike, cached_names, is_plain, kind_of, same_entries
 from ...packing.pickles import Loader, Writer
-from ...plan.call import aligned
 from ...values.arrays import checked_int
 from ..engine.engine import Engine
 from .comparison import Assigned, is_flat
 from .explain import contradiction, explain, explain_loading, missed, uncompared
+from .handover import Handover, parcelled
 from .known import UNKNOWN, Known, Snapshot, inner_first, reached
 from .parts import find_parts, loading
 from .registry import Registry
@@ -66,7 +64,11 @@ class Change(NamedTuple):
 
 
 class Objects:
-    """The objects of one session."""
+    """The objects of one session.
+
+    Attributes:
+        handover: all of them, for workers that take the places of others.
+    """
 
     def __init__(self, engine: Engine, master_rank: int) -> None:
         self._engine = engine
@@ -77,6 +79,7 @@ class Objects:
         self._relied = ReliedOn()
         self._by_value: weakref.WeakSet[type] = weakref.WeakSet()  # classes that go with each value
         self._numba: Any = None
+        self.handover: Final = Handover(engine, self._registry, self._functions, self._compiled)
         self._told: set[str] = set()  # the names of objects that are not compared at each call
 
     # ── with functions ───────────────────────────────────────────────────────────────────────────
@@ -350,7 +353,7 @@ class Objects:
                 return self._deliver(walk.again(), command, specs, on_tick, forced)
             explain(error, specs, walk.found.values(), self._registry.parts)
             raise
-        parcel, _memory = _parcel(self._engine, writer)
+        parcel, _memory = parcelled(self._engine.allocate, writer)
         for watch in self._watches:
             watch.expire()
         for change in changes:  # until all ranks have them, and this side knows it
@@ -400,7 +403,7 @@ class Objects:
         writer.dump(names)
         ordered = _inner_first(changes, walk)
         caching = self._caching(change.known for change in changes)
-        writer.dump(([change.known.number for change in ordered], caching))
+        writer.dump(([change.known.number for change in ordered], caching, ()))
         for change in ordered:
             obj = change.known.obj if change.values is None else change.values
             contents = change.known.kind.travelling(obj, change.contents)
@@ -428,7 +431,7 @@ class Objects:
                 break
             writer = self._writer()
             writer.dump([(c.known.number, c.before, comparable(c), _known_keys(c)) for c in changes])
-            parcel, _memory = _parcel(self._engine, writer)
+            parcel, _memory = parcelled(self._engine.allocate, writer)
             replies = self._engine.run(Compare(parcel))
             differ = zip(*(reply.differs for reply in replies), strict=True)
             changes = [change for change, each in zip(changes, differ, strict=True) if any(each)]
@@ -450,21 +453,6 @@ class Objects:
         if self._numba is not None:
             self._numba.close()
             self._numba = None
-
-
-def _parcel(engine: Engine, writer: Writer) -> tuple[Parcel, Segment | None]:
-    """The stream; its big buffers go once into memory that all workers map, as long as that is held."""
-    if not writer.buffers:
-        return Parcel(writer.stream, None, ()), None
-    segment = engine.allocate(sum(aligned(b.nbytes) for b in writer.buffers))
-    spans = []
-    end = 0
-    for buffer in writer.buffers:
-        stop = end + buffer.nbytes
-        segment.base[end:stop] = np.frombuffer(buffer, np.uint8)
-        spans.append((end, stop))
-        end = aligned(stop)
-    return Parcel(writer.stream, segment.number, tuple(spans)), segment
 
 
 def _set_aside(contradicted: Sequence[Change], changes: list[Change], walk: Walk) -> None:

@@ -116,6 +116,12 @@ class Registry:
                 known.inner[key] = [each for each in held if each is not None]
         return known
 
+    def all(self) -> list[Known]:
+        """All objects that the workers have, and the program, too."""
+        kept = [*self._kept.values(), *self._containers.values()]
+        found = [self.known(each.obj) for each in kept if each.obj is not None]
+        return [*dict.fromkeys(chain(self.by_id, filter(None, found)))]
+
     def _kept_of(self, obj: Any) -> Remembered | None:
         return self._kept.get(id(obj)) or self._containers.get(id(obj))
 

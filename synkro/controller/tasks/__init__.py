@@ -6,6 +6,8 @@
     maps       ``map`` and ``imap``: what they take, and functions for them
     wishes     how a map is to go, as its arguments say
     map        one map: items to the workers, results in order
+    deaths     what becomes of a map when a worker dies
     feed       items, read from iterables as they are needed, and pickled
+    outcomes   what becomes of tasks: results, and failures
     collected  results, until the program takes them
 """

@@ -99,6 +99,12 @@ class _Batch:
         numbers = set(range(self.first, self.first + len(self.items)))
         return sorted(numbers.difference(*self._there))
 
+    def parts(self, numbers: Sequence[int]) -> Iterator[tuple[_Batch, int, int]]:
+        """The items of these *numbers*, which ascend, as parts from one place to another."""
+        for _, run in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+            places = [number - self.first for _, number in run]
+            yield self, places[0], places[-1] + 1
+
 
 @dataclass(eq=False, repr=False)
 class Feed:
@@ -179,6 +185,27 @@ class Feed:
         """Let a worker do an item of the batch in *slot* once more."""
         if (batch := self._batches.get(slot)) is not None:
             self._back.append((batch, number - batch.first, number - batch.first + 1))
+
+    def take_back(self, first: int, ticket: Ticket, running: int | None) -> bool:
+        """Let others have what a dead worker held of the batch that begins with number *first*, but for
+        the item that was *running*; returns whether that was among it."""
+        batch = self._batches.get(ticket.slot)
+        if batch is None or batch.first != first:
+            return False
+        held = range(first + ticket.start, first + ticket.stop)
+        numbers = [number for number in batch.pending() if number in held]
+        self._back += batch.parts([number for number in numbers if number != running])
+        return running in numbers
+
+    def recover(self) -> None:
+        """Nobody holds anything: let workers have all items that have no result."""
+        waiting = {(id(b), place) for b, start, stop in self._back for place in range(start, stop)}
+        for batch in self._batches.values():
+            missing = batch.pending()
+            self._back += batch.parts(
+                [n for n in missing if (id(batch), n - batch.first) not in waiting]
+            )
+        self._back.sort(key=lambda part: part[0].first + part[1])
 
     def pending(self) -> list[int]:
         """The numbers of items without a result: of all if it is known how many there are, else of those
@@ -401,7 +428,7 @@ class Feed:
                 raise
             except Exception as error:
                 self._publish(pending, Pickles(EACH, parts, by_us), values)
-                raise self._refused(args, error) from None
+                raise _refused(self._read, args, self._name, error) from None
             if buffers or ours != by_us or nbytes > _BATCH:
                 self._publish(pending, Pickles(EACH, parts, by_us), values)
                 pending, parts, nbytes, by_us = [], [], 0, ours
@@ -486,15 +513,18 @@ class Feed:
         self._back.sort(key=lambda part: part[0].first + part[1])
         self._engine.channel.wake_sleepers()
 
-    def _refused(self, args: Arguments, error: Exception) -> InvalidType:
-        """What to raise as *error* came when the next item was pickled.  Raises: as ``check_cause``."""
-        item = f"item {self._read} of map()"
-        check_cause(error, item)
-        advice = how_to_await(*args) or "Give what it is made of, or make it in the function."
-        return InvalidType(
-            f"{item}, {shown(args)}, for the function {self._name!r}, cannot "
-            f"be pickled: {reason(error)}. {advice}"
-        )
+
+def _refused(number: int, args: Arguments, name: str, error: Exception) -> InvalidType:
+    """What to raise as *error* came when an item of the function *name* was pickled.
+
+    Raises: as ``check_cause``.
+    """
+    item = f"item {number} of map()"
+    check_cause(error, item)
+    advice = how_to_await(*args) or "Give what it is made of, or make it in the function."
+    return InvalidType(
+        f"{item}, {shown(args)}, for the function {name!r}, cannot be pickled: {reason(error)}. {advice}"
+    )
 
 
 def _ended_by(error: Exception) -> Iterator[Any]:

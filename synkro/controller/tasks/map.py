@@ -13,17 +13,16 @@ finish what they have begun, and the map goes on with a command of its own.
 
 from __future__ import annotations
 
-import pickle
+import functools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ...errors import CallTimeout, InternalError, OutputError, UsageError, WorkerDied, reason
-from ...ipc.queue import ALONE, EACH, FAILED, TOGETHER, Dispatcher, Given
+from ...errors import CallTimeout, InternalError, UsageError, WorkerDied
+from ...ipc.queue import Dispatcher
 from ...messages import Failed, Phase, Work
 from ...packing.pickles import dumped
-from ...packing.refused import advice_on_loading
 from ..calls.distribution import SentFunction
 from ..calls.planner import Planned
 from ..engine.engine import Engine, State
@@ -32,7 +31,9 @@ from ..engine.turns import is_past
 from ..objects.values import SharedByTasks
 from ..progress import Progress
 from .collected import Collected, ResultOrder
-from .feed import Feed, shown
+from .deaths import Deaths
+from .feed import Feed
+from .outcomes import Outcomes
 from .wishes import Wishes
 
 _HELD = 1 << 26  # bytes of results that are kept for the program, beside the next one
@@ -43,8 +44,6 @@ _WHILE = 1e-3  # seconds between two looks whether the workers need items, while
 class Map:
     """One map.
 
-    *load* reads results that objects' pickler wrote.
-
     *work* is the command for *planned*, a call of the *function*; this and the *last* one live on the
     workers as long as the map.  *shared* is what its tasks share.
 
@@ -53,7 +52,6 @@ class Map:
     """
 
     _engine: Engine
-    _load: Callable[..., Any]
     _function: SentFunction
     _last: SentFunction | None
     _queue: Dispatcher
@@ -62,18 +60,17 @@ class Map:
     _shared: SharedByTasks
     _feed: Feed
     _collected: Collected
+    _outcomes: Outcomes
     _wished: Wishes
+    _deaths: Deaths
     _progress: Progress | None
-    _tries: dict[int, int] = field(default_factory=dict)
-    """How often items that have no result yet were tried in vain, by number."""
     _pending: Sequence[int] = ()  # the numbers of items without a result, when one had failed
     _looked: float = 0.0  # when results were looked for last
     _until: float | None = None  # when a pause for items of its own has to be over
     _open: bool = False  # whether the workers do the command
     _ending: bool = False  # whether they are to end it
     _lost: bool = False  # whether it was given up
-    _failure: BaseException | None = None
-    _failed_at: int = 0  # the number of its item
+    _payload: bytes = b""  # the command that is open
 
     @property
     def is_over(self) -> bool:
@@ -142,14 +139,14 @@ class Map:
 
     def _goes_on(self) -> bool:
         """Whether there is something to wait for.  Raises: what has ended the map, once."""
-        error = None if self._open or self._feed.waiting else self._failure
+        error = None if self._open or self._feed.waiting else self._outcomes.failure
         if error is None and self._feed.is_done and not self._open:
             error = self._feed.error
             self._show()
             if error is None:
                 return False
         if error is not None:
-            self._failure = None
+            self._outcomes.forget()
             self._pending = self._pending or self._feed.pending()
             self._feed.drop()
             raise error
@@ -192,9 +189,15 @@ class Map:
             held, order = self._collected.held, self._collected.order
             enough = 0 if order is ResultOrder.ANY else feed.threshold(held)
             engine.channel.expect(self._collected.awaited, enough)
-            engine.attend(self._is_due, deadline, self._show)
+            self._attend(self._is_due, self._deaths.next_look(deadline), self._show)
             engine.channel.expect()
+            self._deaths.end_late(self._outcomes.tries)
+            self._replace_dead()
         self._show()
+        if self._open and self._deaths.have_lost:
+            self._pause(self._wished.limit)
+        if not self._open:
+            return
         if not engine.everyone.unanswered():
             self._finish()
         elif is_past(deadline) and not self._collected.is_next_there:
@@ -210,12 +213,15 @@ class Map:
             self._fill()
         if self._open and not self._ending:
             failed = len(self._engine.everyone.unanswered()) < self._engine.size
-            failed = failed or self._failure is not None
+            failed = failed or self._outcomes.failure is not None
             if failed or self._feed.is_done:
                 self._end(at_once=failed)
 
     def _begin(self) -> None:
         engine = self._engine
+        if self._deaths.happened:
+            self._feed.recover()
+        self._deaths.prepare()
         if self._is_wanting():  # what the first items rely on is there when tasks begin
             self._fill()
         if self._feed.is_done:
@@ -225,8 +231,8 @@ class Map:
         engine.wake_early()
         engine.settle()
         self._feed.open()
-        payload = dumped(replace(self._work, objects=self._shared.paths()))
-        engine.open(payload, self._planned.segments, self)
+        self._payload = dumped(replace(self._work, objects=self._shared.paths()))
+        engine.open(self._payload, self._planned.segments, self)
         self._open, self._ending = True, False
 
     def _fill(self) -> None:
@@ -255,7 +261,9 @@ class Map:
         unanswered = len(self._engine.everyone.unanswered())
         if unanswered == 0 or (unanswered < self._engine.size and not self._ending):
             return True
-        if not self._ending and (self._failure is not None or self._feed.is_done):
+        if self._deaths.have_lost:
+            return True
+        if not self._ending and (self._outcomes.failure is not None or self._feed.is_done):
             return True
         return self._collected.is_next_there or (not self._ending and self._is_wanting())
 
@@ -272,76 +280,12 @@ class Map:
     def _collect(self) -> None:
         """Take the results that have come."""
         self._engine.require_ready()  # a signal handler may have closed the session
-        self._take_all()
+        self._outcomes.take()
 
     def _take_found(self) -> None:
         """Take the results that the checkpoint has."""
         for number, value, nbytes in self._feed.take_found():
             self._collected.add(number, [value], nbytes)
-
-    def _take_all(self) -> None:
-        for run in self._queue.collect():
-            if run.rank >= 0:
-                self._engine.channel.read_block(run.rank)
-            values, nbytes = self._unpickled(run), run.pickles.nbytes
-            if values and self._feed.awaits(run.slot):
-                self._collected.add(run.first, values, nbytes)  # before all else: Ctrl-C may come
-                self._feed.done(run.slot, run.first, len(values), nbytes)
-                self._write(run, values)
-                for number in self._tries and range(run.first, run.first + len(values)):
-                    self._tries.pop(number, None)
-
-    def _write(self, run: Given, values: list[Any]) -> None:
-        """Write results, and no failures, to the checkpoint; if that fails, it ends the map."""
-        try:
-            self._collected.write(run.first, values, run.pickles.kind == FAILED)
-        except Exception as error:
-            self._fail(None, error)
-
-    def _failed(self, run: Given) -> list[Any]:
-        """What becomes of a task that has failed: its exception is the result, or there is none yet."""
-        rank, failed = pickle.loads(run.pickles.parts[0])
-        number, tries = run.first, self._tries.pop(run.first, 0) + 1
-        often = f", tried {tries} times" if tries > 1 else ""
-        where = f" at {self._item(number)}{often}"
-        error = worker_error([failed], [rank], self._engine.host_of, where)
-        if tries <= self._wished.retries and not isinstance(error, UsageError):
-            self._tries[number] = tries
-            self._feed.again(run.slot, number)
-            return []
-        if not self._wished.returned:
-            self._fail(number, error)
-            return []
-        return [error]
-
-    def _unpickled(self, run: Given) -> list[Any]:
-        """The results of a run: those before one that cannot be unpickled."""
-        kind, parts, by_us = run.pickles
-        if kind == FAILED:
-            return self._failed(run)
-        found: list[Any] = []
-        streams, buffers = (parts[:1], parts[1:]) if kind == ALONE else (parts, ())
-        try:
-            for stream in streams:
-                found.append(
-                    self._load(stream, buffers) if by_us else pickle.loads(stream, buffers=buffers)
-                )
-        except Exception as error:
-            number = run.first + len(found)
-            what = f"the result of item {number} of map() cannot be unpickled here: {reason(error)}."
-            refused = OutputError(f"{what} {advice_on_loading(error)}")
-            if not self._wished.returned:
-                self._fail(number, refused)
-            elif kind != EACH:  # none of them can be
-                return [refused] * run.length
-            else:
-                return [*found, refused, *self._unpickled(_after(run, len(found) + 1))]
-        return found[0] if found and kind == TOGETHER else found
-
-    def _fail(self, number: int | None, error: BaseException) -> None:
-        """Item *number* has failed, or all of the map; the first item that fails counts."""
-        if self._failure is None or (number or 0) < self._failed_at:
-            self._failure, self._failed_at = error, number or 0
 
     def _finish(self) -> None:
         """All ranks have answered."""
@@ -352,15 +296,45 @@ class Map:
         if any(isinstance(reply, Failed) for reply in replies):
             ranks = self._engine.everyone.ranks
             item = first_failure(replies, ranks)[1].item
-            where = "" if item is None else f" at {self._item(item)}"
-            self._fail(item, worker_error(replies, ranks, self._engine.host_of, where))
-        if self._failure is not None:  # what comes before it is wanted, as far as it is read in order
+            where = "" if item is None else f" at {self._outcomes.called(item)}"
+            self._outcomes.fail(item, worker_error(replies, ranks, self._engine.host_of, where))
+        if (
+            self._outcomes.failure is not None
+        ):  # what comes before it is wanted, as far as it is read in order
             self._pending = self._pending or self._feed.pending()
-            self._feed.end_before(self._failed_at if self._collected.order is ResultOrder.KEPT else 0)
+            self._feed.end_before(
+                self._outcomes.failed_at if self._collected.order is ResultOrder.KEPT else 0
+            )
 
     def _show(self) -> None:
         if self._progress is not None:
             self._progress.reach(self._feed.count)
+
+    # ── when workers die ─────────────────────────────────────────────────────────────────────────
+
+    def _attend(
+        self,
+        condition: Callable[[], bool],
+        deadline: float | None,
+        on_tick: Callable[[], None] | None = None,
+    ) -> None:
+        """Sleep until *condition* holds, all ranks have answered, or the *deadline* is over; who dies is
+        buried."""
+        for ended in self._engine.attend(condition, deadline, on_tick):
+            self._collect()
+            fatal = self._deaths.bury(ended, self._outcomes.came)
+            if fatal is not None:
+                self._outcomes.die(fatal)
+
+    def _replace_dead(self) -> None:
+        """Put other workers in the places of the dead: they take items, too, unless the map ends."""
+        while self._deaths.unreplaced:
+            rest = functools.partial(self._rest, self._wished.limit) if self._open else None
+            ranks = self._deaths.replace(rest)
+            while self._open and not (self._ending or self._deaths.have_begun):
+                self._attend(lambda: self._deaths.have_begun, time.monotonic() + _WHILE)
+            for rank in ranks if self._open and not self._ending else ():
+                self._engine.workers.join(rank, self._payload, self._planned.segments)
 
     # ── for the engine ───────────────────────────────────────────────────────────────────────────
 
@@ -373,6 +347,11 @@ class Map:
             raise
 
     def _pause(self, limit: float | None) -> None:
+        self._rest(limit)
+        self._replace_dead()
+
+    def _rest(self, limit: float | None) -> None:
+        """Have all workers end what they do, and take no more items."""
         deadline = None if limit is None else time.monotonic() + limit
         if self._until is not None:
             deadline, limit = self._until, self._wished.limit
@@ -381,27 +360,27 @@ class Map:
             self._collected.end()
             self._feed.drop()
         while self._engine.everyone.unanswered():
-            self._engine.attend(self._is_paused, deadline, None)
+            self._attend(self._is_paused, self._deaths.next_look(deadline))
+            self._deaths.end_late(self._outcomes.tries)
             if is_past(deadline) and self._engine.everyone.unanswered():
                 self._engine.abandon(limit)
         self._finish()
 
+    @property
+    def outlives(self) -> bool:
+        return self._deaths.outlived
+
     def doing(self, ranks: Sequence[int]) -> str:
         places = map(self._engine.channel.whereabouts, ranks)
-        items = [self._item(at) for phase, at in places if phase == Phase.TASK]
+        items = [self._outcomes.called(at) for phase, at in places if phase == Phase.TASK]
         at = f", at {' and '.join(items)}" if items else ""
         return f"in a map of the function {self._function.name!r}{at}, "
-
-    def _item(self, number: int) -> str:
-        """An item in a sentence: its number, and what it is, if it was not done."""
-        args = self._feed.item(number)
-        return f"item {number}" + ("" if args is None else f" ({shown(args)})")
 
     def lose(self) -> None:
         self._open, self._lost = False, True
         self._queue.stop()
         if self._engine.state is not State.CLOSED:
-            self._take_all()
+            self._outcomes.take()
 
     def _is_paused(self) -> bool:
         self._collect()
@@ -414,9 +393,3 @@ class Map:
             self._feed.drop()
             if self._open and self._engine.state is State.READY:
                 self._end(at_once=True)
-
-
-def _after(run: Given, count: int) -> Given:
-    """A run of results without the first *count* of them, which are pickled each by itself."""
-    pickles = run.pickles._replace(parts=run.pickles.parts[count:])
-    return run._replace(first=run.first + count, length=run.length - count, pickles=pickles)

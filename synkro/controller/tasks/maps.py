@@ -18,6 +18,7 @@ import numpy as np
 from ...errors import (
     InvalidType,
     InvalidValue,
+    NotAvailable,
     SessionError,
     check_keywords,
     cut,
@@ -46,8 +47,10 @@ from ..objects.values import SharedByTasks
 from ..progress import Progress
 from ..variables.shared import Shared, check_whole
 from .collected import Collected, ResultOrder
+from .deaths import Deaths
 from .feed import Feed
 from .map import Map
+from .outcomes import Outcomes
 from .wishes import Wishes
 
 R = TypeVar("R")
@@ -70,11 +73,11 @@ class TaskFunction(SentFunction):
         common: dict[str, Any],
         descriptors: tuple[int, ...],
         shared: SharedByTasks,
-        goes_on: bool,
+        wished: Wishes,
     ) -> tuple[Planned, Work]:
         """The command that runs the function on items, with *common* arguments; the function is brought
-        first.  What its tasks share is said by *shared*, which learns what the function uses.  If it
-        *goes_on*, others follow on a task that has failed."""
+        first.  What its tasks share is said by *shared*, which learns what the function uses.  How it
+        goes on after a task is *wished*."""
         services = self._services
         planner = Planner(services, self, _bind, ())
         planned = planner.planned(Request((), common))
@@ -85,7 +88,8 @@ class TaskFunction(SentFunction):
         held = [*common.values()]
         classes = {*_classes((held,)), *(value for value in held if isinstance(value, type))}
         shared.add({id(cls): cls for cls in classes})
-        return planned, Work(planned.plan, descriptors, seed, number, goes_on, {})
+        how = wished.goes_on, wished.max_tasks
+        return planned, Work(planned.plan, descriptors, seed, number, *how, {})
 
 
 def _bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Bound]:
@@ -123,6 +127,8 @@ class Maps:
         retries: int = 0,
         errors: Literal["raise", "return"] = "raise",
         checkpoint: str | os.PathLike[str] | None = None,
+        item_timeout: float | None = None,
+        max_tasks: int | None = None,
     ) -> list[R]:
         """Call *fn* with each item, on whichever worker is free; returns the results, in order.
 
@@ -161,7 +167,8 @@ class Maps:
         ``results``, those that were there, ``finished``, the numbers of their items, and ``pending``,
         the numbers of all other items (of a generator's those that were read).
         """
-        wishes = Wishes(progress, timeout, chunksize, retries, errors, checkpoint)
+        how = retries, errors, checkpoint, item_timeout, max_tasks
+        wishes = Wishes(progress, timeout, chunksize, *how)
         with self._services.engine.lock:
             self._services.engine.turns.wait_for_all()
             run, bar = self._made(ResultOrder.AT_ONCE, fn, iterables, common, wishes)
@@ -180,6 +187,8 @@ class Maps:
         retries: int = 0,
         errors: Literal["raise", "return"] = "raise",
         checkpoint: str | os.PathLike[str] | None = None,
+        item_timeout: float | None = None,
+        max_tasks: int | None = None,
     ) -> Results[R]:
         """An iterator over what ``map`` returns: each result as soon as it and those before it are
         there, or, if not *ordered*, as soon as it is there.
@@ -190,7 +199,8 @@ class Maps:
         that the program did not get.
         """
         order = ResultOrder.KEPT if checked_bool(ordered, "ordered") else ResultOrder.ANY
-        wishes = Wishes(progress, timeout, chunksize, retries, errors, checkpoint)
+        how = retries, errors, checkpoint, item_timeout, max_tasks
+        wishes = Wishes(progress, timeout, chunksize, *how)
         return Results(*self._made(order, fn, iterables, common, wishes))
 
     def _made(
@@ -199,6 +209,9 @@ class Maps:
         """A map, after its arguments were checked, and its bar."""
         engine = self._services.engine
         wished = wishes.checked(fn, engine.turns.limit)
+        refusal = self._services.replacement.refusal
+        if wished.needs_new_workers and refusal is not None:
+            raise NotAvailable(f"{refusal} Leave item_timeout= and max_tasks= out.")
         at_once = order is ResultOrder.AT_ONCE
         fn, name = _checked_function(fn, "map" if at_once else "imap")
         iterators = [_iterator(each, n) for n, each in enumerate(iterables)]
@@ -221,7 +234,7 @@ class Maps:
             shared = SharedByTasks(engine.settle, objects.rely)
             values = functools.partial(objects.values, shared=shared)
             with engine.turns.limited(wished.limit):
-                planned, work = function.command(given, self._descriptors, shared, wished.goes_on)
+                planned, work = function.command(given, self._descriptors, shared, wished)
                 values(OUT_OF_BAND).introduce(_classes(iterables))
             checkpoint, work = _begun(wished.checkpoint, name, fn, given, work)
             self._last = function
@@ -230,10 +243,14 @@ class Maps:
             name, iterators, length, instant, at_once, together, queue, values, engine, checkpoint
         )
         collected = Collected(order, checkpoint)
-        kept = function, last  # of which the arguments in common may have been a part
-        run = Map(
-            engine, objects.load, *kept, queue, planned, work, shared, feed, collected, wished, bar
-        )
+        read_block, host_of = engine.channel.read_block, engine.host_of
+        outcomes = Outcomes(queue, feed, collected, wished, objects.load, read_block, host_of)
+        replacement = self._services.replacement
+        deaths = Deaths(engine, replacement, queue, self._descriptors, feed, wished, name)
+        sent = planned, work, shared
+        # of the last function the arguments in common may have been a part
+        parts = engine, function, last, queue, *sent, feed, collected, outcomes, wished, deaths, bar
+        run = Map(*parts)
         self._used = weakref.ref(run)
         return run, bar
 
@@ -251,7 +268,7 @@ class Maps:
                 raise SessionError(f"{what} ({error}).") from error
             with undoing(queue.close):
                 numbered = [(engine.directory.number(), fd) for fd in queue.descriptors]
-                engine.pass_descriptors(numbered)
+                engine.workers.pass_descriptors(numbered, engine.everyone.ranks)
             self._descriptors = tuple(number for number, _ in numbered)
             self._queue = queue
         return queue

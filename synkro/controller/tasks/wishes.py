@@ -19,6 +19,8 @@ class Wishes(NamedTuple):
     retries: int
     errors: str
     checkpoint: Any
+    item_timeout: float | None
+    max_tasks: int | None
 
     def checked(self, fn: Any, limit: float | None) -> Wishes:
         """Wishes that were checked; where no limit is said, that of *fn* counts, or *limit*.
@@ -42,12 +44,24 @@ class Wishes(NamedTuple):
             checked_int(self.retries, "retries", 0),
             self.errors,
             path,
+            None if self.item_timeout is None else checked_seconds(self.item_timeout, "item_timeout"),
+            None if self.max_tasks is None else checked_int(self.max_tasks, "max_tasks", 1),
         )
 
     @property
     def returned(self) -> bool:
         """Whether exceptions of tasks are results."""
         return self.errors == "return"
+
+    @property
+    def needs_new_workers(self) -> bool:
+        """Whether workers are to end before the session does."""
+        return self.item_timeout is not None or self.max_tasks is not None
+
+    @property
+    def outlives(self) -> bool:
+        """Whether a map goes on when a worker has died."""
+        return self.goes_on or self.needs_new_workers
 
     @property
     def goes_on(self) -> bool:

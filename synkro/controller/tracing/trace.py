@@ -46,6 +46,7 @@ NAMES = {
     Phase.REDUCING: "reduce",
     Phase.TAKING: "wait for others",
     Phase.TASK: "compute",
+    Phase.LEAVING: "wait for others",
 }
 
 

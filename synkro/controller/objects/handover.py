@@ -1,0 +1,127 @@
+"""``Handover``: all that the workers have, for one that takes the place of another.
+
+Functions and objects keep their numbers.  They are written as they are here; what is not as the workers
+have taken it over, or as they have left it, is copied from one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...memory.segment import Segment
+from ...messages import Changes, Copy, FunctionSpec, Parcel, Renew
+from ...packing import kinds
+from ...packing.kinds import WHOLE
+from ...packing.pickles import Writer
+from ...plan.call import aligned
+from ..engine.engine import Engine
+from .comparison import is_flat
+from .known import UNKNOWN, Known
+from .registry import Registry
+from .values import Relied
+
+
+@dataclass(eq=False)
+class Handover:
+    """What a worker needs to take the place of another: the *functions* that were sent, and all objects
+    in the *registry*.
+
+    *compiled* says how a function of numba's is pickled.
+    """
+
+    _engine: Engine
+    _registry: Registry
+    _functions: Iterable[Any]
+    _compiled: Callable[[Any], Any]
+
+    def anew(self) -> tuple[Parcel, Segment | None]:
+        """A delivery of all functions and objects that the workers have; its memory is to be held.
+
+        Raises: what pickling raises.
+        """
+        sent = (function for function in self._functions if not isinstance(function, Relied))
+        specs = {function.number: function.spec for function in sent}
+        writer = _written(self._registry, specs, self._compiled)
+        return parcelled(self._engine.directory.allocate, writer)
+
+    def changed(self) -> list[Known]:
+        """The objects that the program has changed since the workers took them over."""
+        return [known for known in self._registry.all() if not _is_as_taken(known)]
+
+    def survey(self) -> dict[Known, bool]:
+        """The objects that functions have changed on the workers, and of each whether all ranks have
+        made the same of it."""
+        everything = {known.number: known for known in self._registry.all() if _can_change_there(known)}
+        writer = self._registry.writer(self._compiled)
+        writer.dump([(known.number, known.contents) for known in everything.values()])
+        parcel, _memory = parcelled(self._engine.allocate, writer)
+        replies = [reply.changed for reply in self._engine.run(Changes(parcel))]
+        numbers = set[int]().union(*replies)
+        found = {number: {reply.get(number) for reply in replies} for number in numbers}
+        return {everything[n]: len(made) == 1 and None not in made for n, made in found.items()}
+
+    def copy(self, objects: Sequence[Known], source: int) -> Renew:
+        """What gives a worker *objects* as they are on the rank *source*, which has nothing to do."""
+        numbers = tuple(known.number for known in objects)
+        reply = self._engine.workers.tell(source, Copy(numbers), None)
+        return Renew(Parcel(reply.pickle, None, ()))
+
+
+def _written(
+    registry: Registry, specs: Mapping[int, FunctionSpec], compiled: Callable[[Any], Any]
+) -> Writer:
+    """A delivery of the functions *specs*, by number, and of all objects in the *registry*.
+
+    Raises: what pickling raises.
+    """
+    writer = Writer({}, registry.space, lambda *_: False, compiled, registry.parts)
+    writer.dump(len(specs))
+    for item in specs.items():
+        writer.dump(item)
+    everything = registry.all()
+    others = [known for known in everything if known.kind is not kinds.NAME]
+    names = [
+        (known.number, registry.space(known.obj.names), known.obj.name, known.contents)
+        for known in everything
+        if known.kind is kinds.NAME and known.contents and known.contents[WHOLE] is not UNKNOWN
+    ]
+    writer.dump(names)
+    writer.dump(([], [], [known.obj for known in others]))
+    writer.dump(writer.movable)
+    places = writer.places(known.obj for known in others)
+    pairs = zip(others, places, strict=True)
+    writer.dump([(at, k.number, kinds.KINDS.index(k.kind)) for k, at in pairs if at is not None])
+    return writer
+
+
+def _can_change_there(known: Known) -> bool:
+    """Whether functions may have changed an object on the workers, and that can be seen: of names only
+    if they stand for numbers and strings."""
+    if known.kind is kinds.NAME:
+        return known.contents is not None and is_flat(known.contents.get(WHOLE))
+    return known.kind is not kinds.FUNCTION
+
+
+def _is_as_taken(known: Known) -> bool:
+    if known.kind is kinds.NAME:  # written as the workers have it
+        return known.contents is not None and known.contents.get(WHOLE) is not UNKNOWN
+    return known.has(known.kind.look(known.obj))
+
+
+def parcelled(allocate: Callable[[int], Segment], writer: Writer) -> tuple[Parcel, Segment | None]:
+    """The stream; its big buffers go once into memory that all workers map, as long as that is held."""
+    if not writer.buffers:
+        return Parcel(writer.stream, None, ()), None
+    segment = allocate(sum(aligned(b.nbytes) for b in writer.buffers))
+    spans = []
+    end = 0
+    for buffer in writer.buffers:
+        stop = end + buffer.nbytes
+        segment.base[end:stop] = np.frombuffer(buffer, np.uint8)
+        spans.append((end, stop))
+        end = aligned(stop)
+    return Parcel(writer.stream, segment.number, tuple(spans)), segment

@@ -1,0 +1,149 @@
+"""What becomes of tasks: their results are kept, failures tried again, or the end of the map."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from ...errors import OutputError, UsageError, reason
+from ...ipc.queue import ALONE, EACH, FAILED, TOGETHER, Dispatcher, Given
+from ...packing.refused import advice_on_loading
+from ..engine.failures import worker_error
+from .collected import Collected
+from .deaths import Fatal
+from .feed import Feed, shown
+from .wishes import Wishes
+
+
+class Outcomes:
+    """Results and failures of one map, as they come.
+
+    A task that fails is tried again as often as is wished; then its exception ends the map, or is its
+    result.
+
+    Attributes:
+        failure: what is to end the map, if something is.
+        failed_at: the number of its item.
+        came: how often workers have given something.
+    """
+
+    def __init__(
+        self,
+        queue: Dispatcher,
+        feed: Feed,
+        collected: Collected,
+        wished: Wishes,
+        load: Callable[..., Any],
+        read_block: Callable[[int], None],
+        host_of: Callable[[int], str],
+    ) -> None:
+        """*load* reads results that objects' pickler wrote; *read_block* notes that a block of a rank
+        was read; *host_of* names its host."""
+        self._queue = queue
+        self._feed = feed
+        self._collected = collected
+        self._wished = wished
+        self._load = load
+        self._read_block = read_block
+        self._host_of = host_of
+        self._tries: dict[int, int] = {}
+        """How often items that have no result yet were tried in vain, by number."""
+        self.failure: BaseException | None = None
+        self.failed_at: int = 0
+        self.came: int = 0
+
+    def tries(self, number: int) -> int:
+        """How often an item that has no result was tried in vain."""
+        return self._tries.get(number, 0)
+
+    def called(self, number: int) -> str:
+        """An item in a sentence: its number, and what it is, if it was not done."""
+        args = self._feed.item(number)
+        return f"item {number}" + ("" if args is None else f" ({shown(args)})")
+
+    def forget(self) -> None:
+        """The failure is told."""
+        self.failure = None
+
+    def take(self) -> None:
+        """Take the results that have come."""
+        for run in self._queue.collect():
+            if run.rank >= 0:
+                self._read_block(run.rank)
+            values, nbytes = self._unpickled(run), run.pickles.nbytes
+            self.came += 1
+            if values and self._feed.awaits(run.slot):
+                self._keep(run.slot, run.first, values, nbytes, run.pickles.kind == FAILED)
+
+    def _keep(self, slot: int, first: int, values: list[Any], nbytes: int, failed: bool) -> None:
+        """Keep results of the batch in *slot*, from item number *first* on; or failures, which do not go
+        to the checkpoint.  If that fails, it ends the map."""
+        self._collected.add(first, values, nbytes)  # before all else: Ctrl-C may come
+        self._feed.done(slot, first, len(values), nbytes)
+        try:
+            self._collected.write(first, values, failed)
+        except Exception as error:
+            self.fail(None, error)
+        for number in self._tries and range(first, first + len(values)):
+            self._tries.pop(number, None)
+
+    def _failed(self, slot: int, number: int, made: Callable[[str], BaseException]) -> list[Any]:
+        """What becomes of a task that has failed: its exception is the result, or there is none yet;
+        *made* makes it from where that was."""
+        tries = self._tries.pop(number, 0) + 1
+        often = f", tried {tries} times" if tries > 1 else ""
+        error = made(f" at {self.called(number)}{often}")
+        if tries <= self._wished.retries and not isinstance(error, UsageError):
+            self._tries[number] = tries
+            self._feed.again(slot, number)
+            return []
+        if not self._wished.returned:
+            self.fail(number, error)
+            return []
+        return [error]
+
+    def _unpickled(self, run: Given) -> list[Any]:
+        """The results of a run: those before one that cannot be unpickled."""
+        kind, parts, by_us = run.pickles
+        if kind == FAILED:
+            rank, failed = pickle.loads(parts[0])
+            host_of = self._host_of
+            return self._failed(
+                run.slot, run.first, lambda where: worker_error([failed], [rank], host_of, where)
+            )
+        found: list[Any] = []
+        streams, buffers = (parts[:1], parts[1:]) if kind == ALONE else (parts, ())
+        try:
+            for stream in streams:
+                found.append(
+                    self._load(stream, buffers) if by_us else pickle.loads(stream, buffers=buffers)
+                )
+        except Exception as error:
+            number = run.first + len(found)
+            what = f"the result of item {number} of map() cannot be unpickled here: {reason(error)}."
+            refused = OutputError(f"{what} {advice_on_loading(error)}")
+            if not self._wished.returned:
+                self.fail(number, refused)
+            elif kind != EACH:  # none of them can be
+                return [refused] * run.length
+            else:
+                return [*found, refused, *self._unpickled(_after(run, len(found) + 1))]
+        return found[0] if found and kind == TOGETHER else found
+
+    def fail(self, number: int | None, error: BaseException) -> None:
+        """Item *number* has failed, or all of the map; the first item that fails counts."""
+        if self.failure is None or (number or 0) < self.failed_at:
+            self.failure, self.failed_at = error, number or 0
+
+    def die(self, fatal: Fatal) -> None:
+        """A worker has died of an item."""
+        values = self._failed(fatal.slot, fatal.number, fatal.error)
+        if values:
+            self._keep(fatal.slot, fatal.number, values, 0, failed=True)
+
+
+def _after(run: Given, count: int) -> Given:
+    """A run of results without the first *count* of them, which are pickled each by itself."""
+    pickles = run.pickles._replace(parts=run.pickles.parts[count:])
+    return run._replace(first=run.first + count, length=run.length - count, pickles=pickles)
