@@ -334,18 +334,14 @@ class Engine:
             ready = self.everyone.wait_for(condition, deadline, self._pool.sentinels, on_tick)
             if trace is not None:
                 trace.mark("collect")
-            if ready and self._open is not None and self._open.outlives:
-                return [*map(self._pool.end_of, ready)]
-            self._check_alive(ready)
-            return []
+            return self._check_alive(ready)
         except BaseException:
             self.abandon()
             raise
 
     def break_by(self, died: WorkerDied) -> None:
         """The session is over, as a worker has *died*."""
-        self._why_broken = str(died).partition(". ")[0] + "."
-        self.state = State.BROKEN
+        self.state, self._why_broken = State.BROKEN, str(died).partition(". ")[0] + "."
         self._pool.kill()
 
     def finish(self) -> list[Any]:
@@ -427,11 +423,16 @@ class Engine:
                 self.say(f"Synkro: waiting for {ranks_in_words(late)} to end an interrupted call…")
                 quiet = False
 
-    def _check_alive(self, ready: list[int]) -> None:
-        """Raises WorkerDied, and breaks the session, if one of the sentinels is *ready*."""
+    def _check_alive(self, ready: list[int]) -> list[ProcessEnd]:
+        """The workers whose sentinels are *ready*, if what is open outlives them.
+
+        Raises: WorkerDied, and breaks the session, if not.
+        """
         if not ready:
-            return
+            return []
         self.require_ready()  # another thread may have called close()
+        if self._open is not None and self._open.outlives:
+            return [*map(self._pool.end_of, ready)]
         died = self._pool.death(ready[0])
         if self._open is not None:
             died.args = (f"{self._open.doing(died.ranks)}{died}",)

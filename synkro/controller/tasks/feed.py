@@ -192,19 +192,16 @@ class Feed:
         batch = self._batches.get(ticket.slot)
         if batch is None or batch.first != first:
             return False
-        held = range(first + ticket.start, first + ticket.stop)
-        numbers = [number for number in batch.pending() if number in held]
+        numbers = [n for n in batch.pending() if ticket.start <= n - first < ticket.stop]
         self._back += batch.parts([number for number in numbers if number != running])
         return running in numbers
 
     def recover(self) -> None:
         """Nobody holds anything: let workers have all items that have no result."""
-        waiting = {(id(b), place) for b, start, stop in self._back for place in range(start, stop)}
         for batch in self._batches.values():
-            missing = batch.pending()
-            self._back += batch.parts(
-                [n for n in missing if (id(batch), n - batch.first) not in waiting]
-            )
+            back = [range(*part) for of, *part in self._back if of is batch]
+            there = set[int]().union(*back)
+            self._back += batch.parts([n for n in batch.pending() if n - batch.first not in there])
         self._back.sort(key=lambda part: part[0].first + part[1])
 
     def pending(self) -> list[int]:
