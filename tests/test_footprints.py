@@ -27,6 +27,9 @@ from synkro.messages import (
     Reduce,
     Reduction,
     Release,
+    Restore,
+    Secure,
+    SecuredReplica,
     Start,
     Started,
     Store,
@@ -308,6 +311,24 @@ def test_variables():
         np.testing.assert_array_equal(in_outbox(home, shown)[0], replica.value)
 
 
+def test_variables_of_a_worker_that_has_died():
+    """What ``Secure`` has found on one worker, ``Restore`` makes anew on another."""
+    with mirrored(0, 1) as home:
+        values = {1: np.arange(6.0).reshape(2, 3), 2: np.array(7, "<i2"), 3: np.zeros((0, 4), "f4")}
+        pairs = []
+        for number, value in values.items():
+            was = SecuredReplica(number, f"v{number}", number == 3, 0, value.shape, value.dtype.str)
+            pairs.append((was, home.give(value)))
+        home.do(Restore(tuple(pairs)))
+        for number, value in values.items():
+            replica = home.rank.variables[number]
+            assert (replica.name, replica.value.dtype) == (f"v{number}", value.dtype)
+            np.testing.assert_array_equal(replica.value, value)
+        secured = home.do(Secure())
+        assert [each._replace(place=0) for each in secured.replicas] == [was for was, _ in pairs]
+        assert not secured.called
+
+
 def test_functions_bring_their_arrays():
     with mirrored() as home:
         memory = home.give(np.arange(100, dtype=np.uint8))
@@ -317,6 +338,7 @@ def test_functions_bring_their_arrays():
             Distribute(parcel, (), "", {}),
             messages.Renew(parcel),
             messages.Compare(parcel),
+            messages.Changes(parcel),
         ):
             assert [*home.view.reads(command, [0])] == wanted
         assert [*home.view.reads(messages.Renew(Parcel(b"", None, ())), [0])] == []
@@ -340,7 +362,7 @@ def test_a_map_reads_what_its_items_have_in_common():
     with mirrored() as home:
         table = home.give(np.arange(4.0))
         plan = plan_of((Broadcast(table),), ((0, 1),), keywords=("table",))
-        work = Work(plan, (1, 2), 0, 0, False, {})
+        work = Work(plan, (1, 2), 0, 0, False, None, {})
         assert [*home.view.reads(work, [0])] == [Extent(table.segment, 0, 32)]
 
 
@@ -404,11 +426,12 @@ SAY_ALL = {
     *(messages.Fetch, messages.Preserve, messages.Keep, messages.Move, messages.Inspect),
     messages.Identify,
     messages.Export,
+    *(Secure, messages.Copy),
     *(messages.Exchange, messages.Reseed, messages.Generator, messages.Release, messages.Exit),
 }
 WITH_A_TEST = {
     *(Call, Work, Read, Store, Reduce, Create, Write, Distribute, messages.Renew, messages.Compare),
-    *(Assign, Indirect, Deliver, Start),
+    *(Assign, Indirect, Deliver, Start, Restore, messages.Changes),
 }
 
 

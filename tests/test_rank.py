@@ -93,7 +93,7 @@ def test_what_cannot_be_mapped_can_be_tried_again(home, monkeypatch):
 def distribute(functions):
     registry = Registry(count(1000).__next__, lambda owner, number: None)
     writer = registry.writer(lambda fn: NotImplemented)
-    for value in (len(functions), *functions.items(), [], ([], []), [], []):
+    for value in (len(functions), *functions.items(), [], ([], [], ()), [], []):
         writer.dump(value)
     return Distribute(Parcel(writer.stream, None, ()), *place.found(), {})
 

@@ -206,7 +206,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         master = self.master_rank
         seeded, seed = seed is not None, _seed(seed)
         start = Start(
-            token, seed, seeded, master, outbox, cores, gpus, profiles, engine.verbose, versions, 0
+            token, seed, seeded, master, outbox, cores, gpus, profiles, engine.verbose, versions
         )
         replies = self._ready(start, start_timeout, began)
         problem = placement.problem or replies[0].problem

@@ -42,7 +42,7 @@ class Start(Command):
     profiles: tuple[str, ...] | None
     verbose: bool
     versions: Region | None
-    life: int
+    life: int = 0
 
     def names(self) -> Iterator[tuple[int, Access]]:
         yield self.outbox.segment, Access.WRITE

@@ -65,6 +65,10 @@ class Restore(Command):
     def names(self) -> Iterator[tuple[int, Access]]:
         return ((region.segment, Access.READ) for _, region in self.replicas)
 
+    def reads(self, ranks: Sequence[int], view: View) -> Iterator[Extent | PickedRows]:
+        for _, region in self.replicas:
+            yield from extents.numbers(extents.whole(region))
+
 
 class Fill(NamedTuple):
     """A variable's new contents: on rank r the rows ``rows[r]`` of *source*; None: they do not change.
