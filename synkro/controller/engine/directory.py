@@ -43,7 +43,7 @@ class Directory:
     def __init__(self, size: int) -> None:
         self._numbers = count(1)
         self._everyone = (1 << size) - 1
-        self._attached: dict[int, int] = {}  # the workers' segments: bytes by number
+        self._attached: dict[int, tuple[int, Access]] = {}  # the workers' segments: bytes by number
         self._having: dict[int, int] = {}  # the ranks that have them
         self._told: dict[int, int] = {}  # of what is gone: the ranks that know
         self._called: dict[int, str] = {}
@@ -94,12 +94,16 @@ class Directory:
     @property
     def freed(self) -> int:
         """The bytes of segments that are gone, and that the workers still have."""
-        return sum(self._attached.get(number, 0) for number in list(self.gone))
+        return sum(self._attached.get(number, (0,))[0] for number in list(self.gone))
 
-    def forget(self, rank: int) -> None:
-        """Another worker has taken the place of that of *rank*: it knows nothing."""
-        for number in self._having:
+    def forget(self, rank: int) -> list[tuple[Segment, Access]]:
+        """Another worker takes the place of that of *rank*, and knows nothing; returns what it is to
+        have: the segments that the one before had, and that are still there."""
+        had = [number for number, ranks in self._having.items() if ranks >> rank & 1]
+        for number in had:
             self._having[number] &= ~(1 << rank)
+        found = ((self._segments[n](), self._attached[n][1]) for n in had if n in self._segments)
+        return [(segment, access) for segment, access in found if segment is not None]
 
     def news(self, segments: Iterable[tuple[Segment, Access]], ranks: Sequence[int]) -> News | None:
         """What *ranks* are to hear with a command that names *segments*; None for nothing."""
@@ -133,8 +137,8 @@ class Directory:
             self._called.pop(number, None)
             self._segments.pop(number, None)
             del self.gone[number]
-        for number, (segment, _) in news.new.items():
-            self._attached[number] = segment.nbytes
+        for number, (segment, access) in news.new.items():
+            self._attached[number] = segment.nbytes, access
             self._having[number] = self._having.get(number, 0) | hearing
 
 

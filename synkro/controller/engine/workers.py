@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import WorkerDied
@@ -13,13 +13,12 @@ from ...ipc.channel import Controller
 from ...ipc.pool import WorkerPool
 from ...ipc.process import ProcessEnd
 from ...memory.interrupts import uninterrupted
-from ...memory.segment import Segment
-from ...messages import Ack, Command
-from ...plan.call import Access
+from ...messages import Ack, Command, Release
 from .directory import Directory
-from .post import Post
+from .post import Post, Segments
 
 _ACK = pickle.dumps(Ack(), 5)
+_AT_ONCE = 500  # segments of which a worker hears at once
 
 
 @dataclass(eq=False)
@@ -30,6 +29,7 @@ class Workers:
     _channel: Controller
     _directory: Directory
     _post: Post
+    _had: dict[int, Segments] = field(default_factory=dict)  # by buried rank
 
     def bury(self, rank: int) -> None:
         """The worker of *rank* has died, and owes no answer any more."""
@@ -37,14 +37,17 @@ class Workers:
             self._pool.bury(rank)
             self._channel.begin_anew(rank)
             self._channel.write_reply(rank, _ACK)
-            self._directory.forget(rank)
+            self._had[rank] = self._directory.forget(rank)
 
     def replace(self, rank: int) -> None:
-        """Start another worker in the place of that of *rank*, which is buried; it knows nothing.
+        """Start another worker in the place of that of *rank*, which is buried; it knows the segments.
 
-        Raises: SessionError.
+        Raises: SessionError; WorkerDied.
         """
         self._pool.replace(rank)
+        had = self._had.pop(rank)
+        for first in range(0, len(had), _AT_ONCE):
+            self._send(rank, Release(), had[first : first + _AT_ONCE], None)
 
     def died(self, ended: ProcessEnd, at: str, cure: str) -> WorkerDied:
         """What to raise for a worker that has *ended*; *at* begins the sentence, *cure* is the next."""
@@ -55,8 +58,10 @@ class Workers:
 
         Raises: WorkerError …; WorkerDied; CallTimeout.
         """
+        return self._send(rank, command, self._directory.segments(command), limit)
+
+    def _send(self, rank: int, command: Command, segments: Segments, limit: float | None) -> Any:
         lane = self._channel.lane((rank,))
-        segments = self._directory.segments(command)
         self._post.send(pickle.dumps(command, 5), segments, lane)
         deadline = None if limit is None else time.monotonic() + limit
         sentinel = self._pool.sentinel_of(rank)
@@ -66,7 +71,7 @@ class Workers:
             raise self._post.late(late, limit or 0.0)
         return self._post.read(lane)[0]
 
-    def join(self, rank: int, payload: bytes, segments: Sequence[tuple[Segment, Access]]) -> None:
+    def join(self, rank: int, payload: bytes, segments: Segments) -> None:
         """Have *rank* do what is open, too, the command *payload*, which all others have begun."""
         self._post.send(payload, segments, self._channel.everyone, rank)
 
