@@ -205,6 +205,10 @@ def fork(*args: Any, **kwargs: Any) -> int:
             whoever can change what passes between the hosts can change results.
         python: the path of the Python that workers are, of this program's version; None for the
             program's own.  Frozen programs have none.
+        replace: replace workers that die: the call in which one dies raises WorkerDied, and then all
+            is as when the last call had ended: functions, objects, variables, and the state of
+            ``rng()`` on each rank, the new one's, too.  It costs a command a call, and copies of what
+            has changed: of variables, and of arrays and objects that functions use.
 
     Raises: UsageError if there is a session with other arguments already, or for arguments that cannot
     be; WorkerDied if a worker ends while it starts; CallTimeout; NotAvailable; SessionError if hosts

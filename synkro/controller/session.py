@@ -132,6 +132,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         host_timeout: float = 10.0,
         trusted_network: bool = False,
         python: str | os.PathLike[str] | None = None,
+        replace: bool = False,
     ) -> None:
         """Start the workers; see ``fork``."""
         _check_place(python)
@@ -167,7 +168,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 machines.pool, environments, timeout, verbose, bool(placement.gpus)
             )
             undo.callback(self._engine.close)
-            problem = self._begin(placement, start_timeout, began, seed, profile_workers)
+            replaces = checked_bool(replace, "replace")
+            problem = self._begin(placement, start_timeout, began, seed, profile_workers, replaces)
             undo.pop_all()
         self._maps: Maps = Maps(self.services)
         after = placement.after(self.master_rank, problem)
@@ -176,7 +178,13 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self._trace = None if traced is None else self._engine.start_trace(traced)  # the last one
 
     def _begin(
-        self, placement: Placement, start_timeout: float, began: float, seed: int | None, profiled: bool
+        self,
+        placement: Placement,
+        start_timeout: float,
+        began: float,
+        seed: int | None,
+        profiled: bool,
+        replace: bool,
     ) -> str:
         """Tell the workers who they are; they answer when they have imported all that they need.
 
@@ -216,7 +224,12 @@ class Session(contextlib.AbstractContextManager["Session"]):
         variables = Variables(engine, outputs, token, master, seed, targets)
         objects = Objects(engine, master)
         distribution, background = Distribution(engine, objects), Background(engine, variables)
-        replacement = Replacement(engine, objects.handover, start, lambda: distribution.sent)
+        replacement = Replacement(engine, objects.handover, start, lambda: distribution.sent, replace)
+        if replace:
+            if replacement.refusal is not None:
+                raise NotAvailable(f"{replacement.refusal} Leave replace=True out.")
+            engine.guard_by(replacement)
+            replacement.keep()
         parts = engine, outputs, variables, objects, distribution, background, replacement
         self.services: Services = Services(*parts)
         return problem

@@ -23,6 +23,7 @@ exactly one reply.
     Identify    → Identity  return the digest of your replica
     Exchange    → Ack     take part in a collective over your replicas
     Secure      → Secured put your replicas where they outlive you, and say where
+    Revert      → Ack     be as when your replicas and objects were kept
     Restore     → Ack     these variables exist from now on, as they were on the worker before
     Reseed      → Ack     seed all your random generators
     Generator   → GeneratorState  return the state of your random generator, or set it
@@ -89,6 +90,7 @@ from .variables import (
     Move,
     Read,
     Restore,
+    Revert,
     Secure,
     Secured,
     SecuredReplica,

@@ -43,9 +43,11 @@ class Command(Message):
 
     Attributes:
         access: how ranks map its regions.
+        changes: whether it alone changes what the ranks have.
     """
 
     access: ClassVar[Access] = Access.READ
+    changes: ClassVar[bool] = False
 
     def names(self) -> Iterator[tuple[int, Access]]:
         """The segments that it names, and how ranks map each."""

@@ -102,6 +102,7 @@ class KeptOutput(NamedTuple):
 
 
 class Keep(Command):
+    changes = True
     outputs: tuple[KeptOutput, ...]
 
 

@@ -59,12 +59,14 @@ class Started(Reply):
 class Reseed(Command):
     """Seed all random generators anew; *seed* is the entropy of all ranks'."""
 
+    changes = True
     seed: int
 
 
 class Generator(Command):
     """New states of the ranks' generators, one a rank; None to leave them."""
 
+    changes = True
     states: tuple[Any, ...] | None
 
 

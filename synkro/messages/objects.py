@@ -44,6 +44,7 @@ class Distribute(Parcelled):
     *settings* are those of libraries, by library.
     """
 
+    changes = True
     sys_path: tuple[str, ...]
     cwd: str
     settings: dict[str, dict[str, Any]]
@@ -51,6 +52,8 @@ class Distribute(Parcelled):
 
 class Renew(Parcelled):
     """Take over a parcel without functions."""
+
+    changes = True
 
 
 class Assign(Command):
@@ -121,6 +124,7 @@ class Preserve(Command):
     While they are kept, functions may not use collectives, and not draw from ``rng()``.
     """
 
+    changes = True
     objects: tuple[int, ...]
     restore: bool
     keep: bool

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..plan import extents
 from ..plan.call import Access, Picked, Region, Rows
@@ -17,6 +17,7 @@ from .calls import outputs_of
 class Create(Command):
     """Variable *number* with the contents of *value*, a copy on every rank."""
 
+    changes = True
     number: int
     name: str | None
     value: Region
@@ -28,6 +29,7 @@ class Create(Command):
 class Move(Command):
     """Variable *number* on rank *target* with the contents that *variable* has on rank *source*."""
 
+    changes = True
     variable: int
     source: int
     number: int
@@ -35,7 +37,16 @@ class Move(Command):
 
 
 class Secure(Command):
-    """Have all replicas lie in the arena, where they outlive the worker."""
+    """Have all replicas lie in the arena, where they outlive the worker.
+
+    At a *time*, if that is given, copies of them are kept there, and copies of what the objects of these
+    *numbers* hold, and of what the program has sent; those of the time before stay.  Functions have
+    *changed* these objects.
+    """
+
+    time: int | None
+    numbers: tuple[int, ...]
+    changed: tuple[int, ...]
 
 
 class SecuredReplica(NamedTuple):
@@ -50,17 +61,32 @@ class SecuredReplica(NamedTuple):
 
 
 class Secured(Reply):
-    """*called* says whether a call has run since the last ``Secure``: it may have changed objects."""
+    """What is to outlive the worker, or has a digest.
+
+    *generator* is the state of its random generator, or None if it has not drawn.  *called* says whether
+    a call has run since the last ``Secure``: it may have changed objects.  Of those that are kept,
+    *changed* has a digest of what functions have made of each; None for what cannot be pickled.
+    """
 
     replicas: tuple[SecuredReplica, ...]
+    generator: Any
     called: bool
+    changed: dict[int, bytes | None]
+
+
+class Revert(Command):
+    """Be as at a *time* when copies were kept: the last one, or, where that ended on some ranks only,
+    the one before."""
+
+    time: int
 
 
 class Restore(Command):
     """Variables that exist from now on, as they were on the worker before: each has the contents of a
-    region."""
+    region.  *generator* is the state of its random generator."""
 
     replicas: tuple[tuple[SecuredReplica, Region], ...]
+    generator: Any
 
     def names(self) -> Iterator[tuple[int, Access]]:
         return ((region.segment, Access.READ) for _, region in self.replicas)
@@ -92,6 +118,7 @@ class Fill(NamedTuple):
 
 
 class Write(Command):
+    changes = True
     fills: tuple[Fill, ...]
 
     def names(self) -> Iterator[tuple[int, Access]]:
@@ -139,6 +166,7 @@ class Exchange(Command):
     Without *nccl*, replicas on GPUs go through host memory.
     """
 
+    changes = True
     kind: str
     variables: tuple[int, ...]
     op: str

@@ -65,7 +65,16 @@ def same_bits(one: Array, other: Array) -> bool:
     """Whether two arrays are equal to the bit: -0.0 is not 0.0, and a NaN is itself."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
-    return all(map(np.array_equal, _bytes_of(one), _bytes_of(other)))
+    return all(map(_are_equal, _bytes_of(one), _bytes_of(other)))
+
+
+_PIECE = 1 << 16  # bytes that are compared at once: they stay in the cache
+
+
+def _are_equal(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> bool:
+    """Whether bytes are equal: piece by piece, until some are not."""
+    starts = range(0, len(one), _PIECE)
+    return all(np.array_equal(one[at : at + _PIECE], other[at : at + _PIECE]) for at in starts)
 
 
 def digest(array: Array) -> bytes:

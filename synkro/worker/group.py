@@ -201,6 +201,18 @@ class Group:
         self.checking = checking
 
     @property
+    def rng_state(self) -> Any:
+        """The state of this rank's random generator; None until it is asked for."""
+        return self._rng().bit_generator.state if self._rng.cache_info().currsize else None
+
+    def restore_rng(self, state: Any) -> None:
+        """Have this rank's random generator be in a *state*, or not be made yet, if that is None."""
+        if state is None:
+            self._rng.cache_clear()
+        else:
+            self._rng().bit_generator.state = state
+
+    @property
     def rng(self) -> np.random.Generator:
         if self.checking:
             raise _no_plain_run("draws from rng()")

@@ -76,6 +76,7 @@ class RankObjects:
         self._next_look = 0.0
         self._computed: dict[int, frozenset[str]] = {}  # cached properties that came with objects
         self._digests: dict[int, Any] = {}  # of what cannot be looked into, when it came
+        self._came: set[int] = set()  # what the program has sent, or changed, since somebody asked
 
     def load(
         self, parcel: Parcel, memory: memoryview, loading: Callable[[int], None]
@@ -115,6 +116,7 @@ class RankObjects:
                 self._digests[number] = KINDS[kind].look(obj)[WHOLE]
             elif KINDS[kind] in (INSTANCE, STATEFUL) and (names := cached_names(type(obj))):
                 self._computed[number] = names & (attributes_of(obj) or {}).keys()
+        self._came.update(changed, (number for _, number, _ in placed))
         for number in self._digests.keys() & changed:
             self._digests[number] = self._kinds[number].look(self._objects[number])[WHOLE]
         return specs, movable
@@ -122,6 +124,7 @@ class RankObjects:
     def assign(self, entries: dict[int, Contents], caching: Sequence[int]) -> None:
         """Put numbers and strings into objects; those *caching* keep what they have computed of them."""
         self._forget_prepared([*entries])
+        self._came.update(entries)
         for number, contents in entries.items():
             self._change(number, contents, (), False)
         self._forget_computed(caching)
@@ -210,7 +213,7 @@ class RankObjects:
             kind = self._kinds[number]
             before = {WHOLE: self._digests[number]} if kind in _WHOLES else came
             try:
-                if before is not None and same_contents(kind, before, self._look(number)):
+                if before is not None and same_contents(kind, before, self.look(number)):
                     continue
                 found[number] = hashlib.blake2b(self.copies([number])).digest()
             except Exception:
@@ -225,12 +228,21 @@ class RankObjects:
             sender.dump(part)
         for number in numbers:
             obj, kind = self._objects[number], self._kinds[number]
-            sender.dump((kind.travelling(obj, self._look(number)), (), True))
+            sender.dump((kind.travelling(obj, self.look(number)), (), True))
         sender.dump([])
         sender.dump([])
         return sender.stream
 
-    def _look(self, number: int) -> Contents:
+    def forget_came(self) -> set[int]:
+        """The numbers of what the program has sent, or changed, since this was asked last."""
+        came, self._came = self._came, set()
+        return came
+
+    def has(self, number: int) -> bool:
+        """Whether object *number* is there."""
+        return number in self._objects
+
+    def look(self, number: int) -> Contents:
         """What an object holds, but for what tasks have prepared."""
         obj, kind = self._objects[number], self._kinds[number]
         found = kind.look(obj)

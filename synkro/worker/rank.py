@@ -30,6 +30,7 @@ from ..values.arrays import Array
 from . import variables
 from .call import PreparedCall
 from .group import Group
+from .safekeeping import Safekeeping, restore
 from .tasks import Tasks
 from .workspace import Workspace
 
@@ -40,6 +41,10 @@ class Rank(Workspace):
     _tasks: Tasks | None = None  # from the first map on
 
     @cached_property
+    def _safekeeping(self) -> Safekeeping:
+        return Safekeeping(self)
+
+    @cached_property
     def _handlers(self) -> dict[type, Callable[[Any], Reply | None]]:
         """What is done for each command; None is returned where there is nothing to say."""
         return {
@@ -48,6 +53,9 @@ class Rank(Workspace):
             messages.Distribute: self._load,
             messages.Renew: lambda command: self._take(command.parcel),
             messages.Compare: self._compare,
+            messages.Secure: self._safekeeping.secure,
+            messages.Revert: self._safekeeping.revert,
+            messages.Restore: partial(restore, self),
             messages.Changes: self._survey,
             messages.Copy: self._copy_several,
             messages.Fetch: self._copy,
@@ -93,7 +101,6 @@ class Rank(Workspace):
             problem = self._move_to_gpu(start.gpus)
         # mapped after the device is made, which may pin it
         self.outbox: Array = self.array(start.outbox)[self.number]
-        self._life = (start.life,) if start.life else ()
         self.group: Group = self._new_group(start.seed)
         if start.seeded:
             self.reseed(start.seed, start.life)

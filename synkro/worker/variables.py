@@ -10,9 +10,8 @@ import numpy as np
 
 from .. import messages
 from ..comms.ops import OPERATIONS
-from ..errors import InternalError
 from ..messages import Done, Phase, Reply
-from ..values.arrays import Array, code_of, digest
+from ..values.arrays import Array, digest
 from ..values.owners import sole_owner
 from .call import taken
 from .group import fitted
@@ -26,26 +25,6 @@ def create(rank: Workspace, command: messages.Create) -> None:
     array = rank.comm.empty(value.shape, value.dtype)
     rank.device.assign(array, value)
     rank.variables[command.number] = Replica(command.name, array, rank.device, rank.comm)
-
-
-def secure(rank: Workspace, command: messages.Secure) -> messages.Secured:
-    found, called = [], rank.forget_calls()
-    for number, replica in rank.variables.items():
-        array = replica.in_place()
-        if array is None or not array.flags.c_contiguous:
-            raise InternalError(f"{replica.called()} shows some of its rows, or has them apart.")
-        place, kept = rank.comm.offset(array), isinstance(replica, KeptReplica)
-        shape = array.shape, code_of(array.dtype)
-        found.append(messages.SecuredReplica(number, replica.name, kept, place, *shape))
-    return messages.Secured(tuple(found), called)
-
-
-def restore(rank: Workspace, command: messages.Restore) -> None:
-    for was, region in command.replicas:
-        array = rank.comm.empty(was.shape, np.dtype(was.dtype))
-        rank.device.assign(array, rank.array(region))
-        kind = KeptReplica if was.kept else Replica
-        rank.variables[was.number] = kind(was.name, array, rank.device, rank.comm)
 
 
 def move(rank: Workspace, command: messages.Move) -> None:
@@ -149,8 +128,6 @@ def exchange(rank: Workspace, command: messages.Exchange) -> None:
 HANDLERS: dict[type, Callable[[Workspace, Any], Reply | None]] = {
     messages.Keep: keep_outputs,
     messages.Create: create,
-    messages.Secure: secure,
-    messages.Restore: restore,
     messages.Move: move,
     messages.Write: write,
     messages.Read: read,

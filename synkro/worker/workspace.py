@@ -232,7 +232,7 @@ class Workspace:
         return None if self._task is None else self._task.number
 
     def _new_group(self, seed: Any) -> Group:
-        rng = functools.partial(generator, seed, self.number, *self._life)
+        rng = functools.partial(generator, seed, self.number)
         return Group(self.comm, rng, self.device, self.mark, self._master)
 
     def keep(self, leaves: list[list[Array]]) -> None:

@@ -334,6 +334,20 @@ class Function(SentFunction, Generic[P, R]):
         assigned: Sequence[Assigned] = (),
         targets: OpenTargets | None = None,
     ) -> Any:
+        replacement = self._services.replacement
+        if replacement.always:
+            with replacement.operation(self):
+                return self._ran(planned, on_tick, assigned, targets)
+        return self._ran(planned, on_tick, assigned, targets)
+
+    def _ran(
+        self,
+        planned: Planned,
+        on_tick: Callable[[], None] | None,
+        assigned: Sequence[Assigned],
+        targets: OpenTargets | None,
+    ) -> Any:
+        """The result of a call."""
         engine: Any = self._engine
         watch: Any = self._watch
         try:

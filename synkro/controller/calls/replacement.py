@@ -6,28 +6,42 @@
     objects that functions have changed there, or the program here
                             copied from a rank that lives, if all ranks had made the same of them
     variables               read from the arena, where they outlive the worker
-    segments                come with the commands that name them, as to all
+    segments                as all have them
+
+In a map nobody changes variables and objects, so nothing is kept.  A session that replaces workers
+(``fork(replace=True)``) keeps copies after each operation that may change them: by these all ranks are,
+after a death, as when the last one had ended.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from ...errors import counted
-from ...messages import Distribute, Restore, Secure, Secured, SecuredReplica, Start
+from ...errors import WorkerDied, WorkerError
+from ...ipc.process import BROKEN, ProcessEnd
+from ...messages import Distribute, Renew, Restore, Revert, Secure, Secured, Start
 from ...plan.call import Region, aligned
 from ..engine.engine import Engine
 from ..objects.handover import Handover
-from ..objects.known import Known
+from ..objects.known import Known, reached
 
 _PATIENCE = 60.0  # seconds that a worker may take to begin, and to load what functions bring along
+_AGAIN = 5  # deaths of those that are to take the place of others, after which the session ends
+_CALM = 5.0  # seconds that ranks may take to end a call that was interrupted, before they are killed
 
 Sent = tuple[tuple[str, ...], str, dict[str, dict[str, Any]]]
+
+
+class UsesObjects(Protocol):
+    """A function, and the objects that it has brought along."""
+
+    roots: list[Known]
 
 
 class CannotReplaceError(Exception):
@@ -40,16 +54,29 @@ class Replacement:
 
     *start* is the command by which workers began; *sent* returns what they got with the last functions:
     where to import from, the working directory, and settings.
+
+    Attributes:
+        always: whether the session replaces workers, whatever they die in.
     """
 
     _engine: Engine
     _handover: Handover
     _start: Start
     _sent: Callable[[], Sent | None]
+    always: bool
     _secured: list[Secured] = field(default_factory=list)  # by rank
     _changed: dict[Known, bool] = field(default_factory=dict)
     """Objects that functions have changed on the workers, and whether all have made the same of each."""
+    _copies: dict[Known, Renew] = field(default_factory=dict)
+    """Objects of which this process has copies for the map that goes on, and what gives workers all."""
+    _restores: dict[int, tuple[Restore, Any]] = field(default_factory=dict)
+    """What gives a rank its variables, and the memory of that, if it was replaced since these were
+    secured: then they are no longer where they were."""
     _lives: dict[int, int] = field(default_factory=dict)  # how many workers a rank has had, but for one
+    _time: int = 0  # the number of the last time that all ranks have kept copies
+    _owed: set[int] | None = None  # numbers of objects of which copies are to be kept; None: nothing is
+    _apart: bool = False  # whether calls on some ranks alone have ended since then
+    _inside: bool = False  # whether an operation of several commands goes on
 
     @property
     def refusal(self) -> str | None:
@@ -57,24 +84,139 @@ class Replacement:
         if self._engine.has_hosts:
             return "Workers of a session over several hosts are not replaced."
         if self._engine.on_gpus:
-            return (
-                "Workers on GPUs are not replaced: their variables go with them, and NCCL connects once."
-            )
+            return "Workers on GPUs are not replaced: NCCL connects them once."
         return None
 
-    def prepare(self) -> None:
-        """See that what the workers have can outlive them; nothing else is to run before they are
-        needed."""
+    # ── before a death ───────────────────────────────────────────────────────────────────────────
+
+    def prepare(self, all_may_end: bool) -> None:
+        """A map begins: see that what workers have can outlive them, also if *all_may_end* at once."""
         if self.refusal is not None:
             return
-        self._secured = self._engine.run(Secure())
-        if any(secured.called for secured in self._secured):
-            self._changed = self._handover.survey()
+        if self.always:
+            self._catch_up()
+        else:
+            self._secured = self._engine.run(Secure(None, (), ()))
+            self._restores.clear()
+            if any(secured.called for secured in self._secured):
+                self._changed = self._handover.survey()
+        self._copies = {}
+        alike = [known for known, same in self._changed.items() if same]
+        if all_may_end and alike:
+            self._copies = dict.fromkeys(alike, self._handover.copy(alike, 0))
+
+    @contextmanager
+    def operation(self, function: UsesObjects) -> Iterator[None]:
+        """A call of *function*, in a session that replaces workers: copies are kept when it ends."""
+        self._catch_up()
+        self._inside = True
+        try:
+            yield
+        except WorkerError:  # what they have done by then counts
+            self._keep(function.roots)
+            raise
+        except BaseException:  # nothing has ended
+            self._owe(function.roots)
+            raise
+        finally:
+            self._inside = False
+        self._keep(function.roots)
+
+    def keep(self) -> None:
+        """A command has ended that may have changed what workers have."""
+        if self._inside:
+            self._owe(())
+        else:
+            self._keep(())
+
+    def _keep(self, roots: Iterable[Known]) -> None:
+        self._owe(roots)
+        if self._engine.turns.own is None:
+            self._catch_up()
+        else:
+            self._apart = True
+
+    def _owe(self, roots: Iterable[Known]) -> None:
+        self._owed = (self._owed or set()) | {known.number for known in reached(roots)}
+
+    def _catch_up(self) -> None:
+        """Keep copies of what has changed since they were kept."""
+        if self._owed is None or not self.always:
+            return
+        self._copies = {}
+        numbers, changed = tuple(self._owed), tuple(known.number for known in self._changed)
+        self._secured = self._engine.run(Secure(self._time + 1, numbers, changed))
+        self._time, self._owed, self._apart = self._time + 1, None, False
+        self._restores.clear()
+        ways = [secured.changed for secured in self._secured]
+        self._changed = self._handover.alike(ways) if any(ways) else {}
+
+    # ── after a death ────────────────────────────────────────────────────────────────────────────
 
     @property
     def copied(self) -> list[Known]:
         """The objects that have to be copied from a rank that lives, and has nothing else to do."""
-        return list(dict.fromkeys([*self._changed, *self._handover.changed()]))
+        found = dict.fromkeys([*self._changed, *self._handover.changed()])
+        return [known for known in found if known not in self._copies]
+
+    def heal(self, ended: Sequence[ProcessEnd], at: str) -> WorkerDied:
+        """Workers have died in an operation, which nobody goes on with: all ranks become as they were
+        when the last one had ended.  Returns what to raise; *at* begins its sentence."""
+        workers, first = self._engine.workers, ended[0]
+        dead = [each.rank for each in ended]
+        try:
+            if self._apart:
+                raise CannotReplaceError("A call with target= had run, of which no copies were kept.")
+            for rank in dead:
+                workers.bury(rank)
+            dead += workers.calm(_CALM)
+            for rank in self._restores.keys() - dead:  # new ones, which have kept nothing yet
+                workers.bury(rank)
+                dead.append(rank)
+            self._revive(dead)
+        except CannotReplaceError as error:
+            return self.ended(first, at, str(error))
+        except Exception as error:
+            died = self.ended(first, at, f"Another one could not take its place: {error}")
+            died.__cause__ = error
+            return died
+        except BaseException:
+            self.ended(first, at, "That another one took its place was interrupted.")
+            raise
+        return workers.died(
+            first, at, "Another one has taken its place: all is as when the last call had ended."
+        )
+
+    def _revive(self, dead: list[int]) -> None:
+        """Put all ranks back, those that live and others in the places of the *dead*; who dies meanwhile
+        is one of these.
+
+        Raises: CannotReplaceError; what the commands raise; WorkerDied as that happens again and again.
+        """
+        deaths = 0
+        reverted: set[int] = set()
+        while dead:
+            living = [rank for rank in self._engine.everyone.ranks if rank not in dead]
+            try:
+                for rank in living:
+                    if rank not in reverted:
+                        self._engine.workers.tell(rank, Revert(self._time), _PATIENCE)
+                    reverted.add(rank)
+                self.replace(dead[-1], self.copied, next(iter(living), None))
+                reverted.add(dead.pop())
+            except WorkerDied as another:
+                deaths += 1
+                if deaths > _AGAIN:
+                    raise
+                if another.rank not in dead:
+                    self._engine.workers.bury(another.rank)
+                    dead.append(another.rank)
+
+    def ended(self, ended: ProcessEnd, at: str, why: str) -> WorkerDied:
+        """What to raise as no worker takes the place of one that has *ended*: the session is over."""
+        died = self._engine.workers.died(ended, at, f"{why} {BROKEN}")
+        self._engine.break_by(died)
+        return died
 
     def replace(self, rank: int, copied: list[Known], source: int | None) -> None:
         """Put another worker in the place of that of *rank*, which is buried; objects are *copied* from
@@ -82,17 +224,32 @@ class Replacement:
 
         Raises: CannotReplaceError; what the commands raise.
         """
-        engine, handover = self._engine, self._handover
         self._check(rank, copied, source)
-        restore, _memory = self._restored(self._secured[rank].replicas)
+        if rank not in self._restores:
+            self._restores[rank] = self._restored(self._secured[rank])
+        for left in reversed(range(_AGAIN)):
+            try:
+                self._begin(rank, copied, source)
+                self._owe(())
+                break
+            except WorkerDied as another:
+                self._engine.workers.bury(rank)  # which may have begun
+                if another.rank != rank or not left:
+                    raise
+
+    def _begin(self, rank: int, copied: list[Known], source: int | None) -> None:
+        """Begin another worker, with all that it needs."""
+        engine, handover = self._engine, self._handover
         parcel, _segment = handover.anew()
         engine.workers.replace(rank)
         self._lives[rank] = life = self._lives.get(rank, 0) + 1
         start = replace(self._start, life=life, profiles=self._profiles(rank, life))
         engine.workers.tell(rank, start, _PATIENCE)
-        engine.workers.tell(rank, restore, _PATIENCE)
+        engine.workers.tell(rank, self._restores[rank][0], _PATIENCE)
         if (sent := self._sent()) is not None:
             engine.workers.tell(rank, Distribute(parcel, *sent), _PATIENCE)
+        if self._copies:
+            engine.workers.tell(rank, next(iter(self._copies.values())), _PATIENCE)
         if copied:
             assert source is not None
             engine.workers.tell(rank, handover.copy(copied, source), _PATIENCE)
@@ -112,8 +269,9 @@ class Replacement:
                 f"last one: let functions return what is to be kept, or make it a variable."
             )
 
-    def _restored(self, replicas: tuple[SecuredReplica, ...]) -> tuple[Restore, Any]:
+    def _restored(self, secured: Secured) -> tuple[Restore, Any]:
         """What gives a worker the variables of the one before, as long as the memory is held."""
+        replicas = secured.replicas
         sizes = [np.dtype(each.dtype).itemsize * int(np.prod(each.shape)) for each in replicas]
         segment = self._engine.directory.allocate(sum(map(aligned, sizes)), "variables")
         found, end = [], 0
@@ -124,7 +282,7 @@ class Replacement:
                 segment.base[at : at + len(piece)] = memoryview(piece)
                 at += len(piece)
             end += aligned(nbytes)
-        return Restore(tuple(found)), segment
+        return Restore(tuple(found), secured.generator), segment
 
     def _profiles(self, rank: int, life: int) -> tuple[str, ...] | None:
         """The files of profiles: that of *rank* gets a name that no earlier worker has used."""
@@ -132,7 +290,5 @@ class Replacement:
             return None
         paths = list(self._start.profiles)
         paths[rank] = "{0}-{2}{1}".format(*os.path.splitext(paths[rank]), life)
-        self._engine.say(
-            f"Synkro: {counted(life + 1, 'profile')} of rank {rank}; the last is {paths[rank]}"
-        )
+        self._engine.say(f"Synkro: the next profile of rank {rank} is {paths[rank]}")
         return tuple(paths)

@@ -86,6 +86,16 @@ class OpenCommand(Protocol):
         """Whether the command goes on when a worker has died, with another one."""
 
 
+class Guard(Protocol):
+    """Sees to it that workers that die are replaced."""
+
+    def heal(self, ended: Sequence[ProcessEnd], at: str) -> WorkerDied:
+        """Replace workers that have died in an operation; returns what to raise."""
+
+    def keep(self) -> None:
+        """A command has ended that changes what the ranks have."""
+
+
 class Engine:
     """The workers of one session, one a device.
 
@@ -142,6 +152,7 @@ class Engine:
         self.at_close: Final = contextlib.ExitStack()
         self.interrupted: frozenset[int] = _NOBODY
         self._open: OpenCommand | None = None
+        self._guard: Guard | None = None
         self._begun = False  # whether the workers have replied once; before that, SIGINT kills them
         self._why_broken, self._why_closed = "", _CLOSED
         self._owing = False  # whether a signal handler has closed it in a call, which gives all back
@@ -242,7 +253,10 @@ class Engine:
         with self.lock:
             self.turns.wait_for_all()
             with self.tracing(name):
-                return self.perform(payload, segments, on_tick, timeout, lane)
+                replies = self.perform(payload, segments, on_tick, timeout, lane)
+            if self._guard is not None and not isinstance(command, bytes) and command.changes:
+                self._guard.keep()
+            return replies
 
     @operation(unbroken=True)
     def perform(
@@ -290,6 +304,10 @@ class Engine:
         self.interrupted = self.interrupted - lane.members if beside else _NOBODY
         self._begun = True
         return self._post.read(lane)
+
+    def guard_by(self, guard: Guard) -> None:
+        """From now on *guard* replaces workers that die."""
+        self._guard = guard
 
     def run_beside(self, command: Command, ranks: tuple[int, ...]) -> list[Any]:
         """``run`` for *ranks* alone, beside what others do on other ranks."""
@@ -433,6 +451,8 @@ class Engine:
         self.require_ready()  # another thread may have called close()
         if self._open is not None and self._open.outlives:
             return [*map(self._pool.end_of, ready)]
+        if self._guard is not None and self._open is None and not self.turns.go_on:
+            raise self._guard.heal([*map(self._pool.end_of, ready)], "")
         died = self._pool.death(ready[0])
         if self._open is not None:
             died.args = (f"{self._open.doing(died.ranks)}{died}",)

@@ -18,6 +18,7 @@ from .directory import Directory
 from .post import Post, Segments
 
 _ACK = pickle.dumps(Ack(), 5)
+_AGAIN = 1.0  # seconds after which a rank that does not answer is interrupted once more
 _AT_ONCE = 500  # segments of which a worker hears at once
 
 
@@ -30,9 +31,10 @@ class Workers:
     _directory: Directory
     _post: Post
     _had: dict[int, Segments] = field(default_factory=dict)  # by buried rank
+    _passed: list[tuple[int, int]] = field(default_factory=list)  # descriptors that all ranks have
 
     def bury(self, rank: int) -> None:
-        """The worker of *rank* has died, and owes no answer any more."""
+        """The worker of *rank* has died, or is killed now, and owes no answer any more."""
         with uninterrupted():
             self._pool.bury(rank)
             self._channel.begin_anew(rank)
@@ -45,9 +47,14 @@ class Workers:
         Raises: SessionError; WorkerDied.
         """
         self._pool.replace(rank)
+        self._pool.pass_descriptors(rank, self._passed)
         had = self._had.pop(rank)
         for first in range(0, len(had), _AT_ONCE):
             self._send(rank, Release(), had[first : first + _AT_ONCE], None)
+
+    def ended(self, rank: int) -> ProcessEnd:
+        """How the worker of *rank* has ended."""
+        return self._pool.end_of(self._pool.sentinel_of(rank))
 
     def died(self, ended: ProcessEnd, at: str, cure: str) -> WorkerDied:
         """What to raise for a worker that has *ended*; *at* begins the sentence, *cure* is the next."""
@@ -75,11 +82,32 @@ class Workers:
         """Have *rank* do what is open, too, the command *payload*, which all others have begun."""
         self._post.send(payload, segments, self._channel.everyone, rank)
 
-    def pass_descriptors(self, numbered: Sequence[tuple[int, int]], ranks: Sequence[int]) -> None:
-        """Pass descriptors to *ranks*, as pairs ``(number, fd)``."""
+    def pass_descriptors(self, numbered: Sequence[tuple[int, int]]) -> None:
+        """Pass descriptors to all ranks, as pairs ``(number, fd)``, also to workers that come later."""
+        self._passed += numbered
         with uninterrupted():
-            for rank in ranks:
+            for rank in self._channel.everyone.ranks:
                 self._pool.pass_descriptors(rank, numbered)
+
+    def calm(self, seconds: float) -> list[int]:
+        """Interrupt all ranks that have not answered, and wait for them: who has not answered after so
+        many seconds is killed.  Returns the ranks that died, which are buried."""
+        lane, dead = self._channel.everyone, list[int]()
+        deadline = time.monotonic() + seconds
+        while waiting := lane.unanswered():
+            for rank in waiting:
+                self._channel.give_up(rank)
+            self._channel.fence()
+            self._channel.wake_all()
+            if time.monotonic() < deadline:
+                self._pool.interrupt(waiting)
+            else:
+                self._pool.kill(waiting)
+            until = time.monotonic() + _AGAIN
+            for sentinel in lane.wait_for(lambda: not lane.unanswered(), until, self._pool.sentinels):
+                dead.append(self._pool.end_of(sentinel).rank)
+                self.bury(dead[-1])
+        return dead
 
     def kill(self, rank: int) -> None:
         """Kill the worker of *rank*."""

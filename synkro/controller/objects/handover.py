@@ -59,9 +59,13 @@ class Handover:
         writer = self._registry.writer(self._compiled)
         writer.dump([(known.number, known.contents) for known in everything.values()])
         parcel, _memory = parcelled(self._engine.allocate, writer)
-        replies = [reply.changed for reply in self._engine.run(Changes(parcel))]
-        numbers = set[int]().union(*replies)
-        found = {number: {reply.get(number) for reply in replies} for number in numbers}
+        return self.alike([reply.changed for reply in self._engine.run(Changes(parcel))])
+
+    def alike(self, ways: Sequence[Mapping[int, bytes | None]]) -> dict[Known, bool]:
+        """The objects of which ranks have digests, and of each whether they are the same: *ways* has
+        those of each rank, by number."""
+        everything = {known.number: known for known in self._registry.all()}
+        found = {n: {way.get(n) for way in ways} for n in set[int]().union(*ways) & everything.keys()}
         return {everything[n]: len(made) == 1 and None not in made for n, made in found.items()}
 
     def copy(self, objects: Sequence[Known], source: int) -> Renew:

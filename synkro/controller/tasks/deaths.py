@@ -12,15 +12,16 @@ An item that takes too long is ended with its worker.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ...errors import CallTimeout, SynkroError, WorkerDied
-from ...ipc.process import BROKEN, ProcessEnd
+from ...ipc.process import ProcessEnd
 from ...ipc.queue import Dispatcher
 from ...messages import Phase
 from ..calls.replacement import CannotReplaceError, Replacement
 from ..engine.engine import Engine
+from ..objects.known import Known
 from .feed import Feed
 from .wishes import Wishes
 
@@ -51,16 +52,14 @@ class Deaths:
         engine: Engine,
         replacement: Replacement,
         queue: Dispatcher,
-        numbers: Sequence[int],
         feed: Feed,
         wished: Wishes,
         name: str,
     ) -> None:
-        """*numbers* are those of the *queue*'s descriptors; *name* is the function's."""
+        """*name* is the function's."""
         self._engine = engine
         self._replacement = replacement
         self._queue = queue
-        self._numbered = [*zip(numbers, queue.descriptors, strict=True)]
         self._feed = feed
         self._wished = wished
         self._name = name
@@ -85,7 +84,7 @@ class Deaths:
     def prepare(self) -> None:
         """The workers are about to begin: see that what they have can outlive them."""
         if self.outlived:
-            self._replacement.prepare()
+            self._replacement.prepare(self._wished.max_tasks is not None)
 
     # ── items that take too long ─────────────────────────────────────────────────────────────────
 
@@ -168,12 +167,10 @@ class Deaths:
             copied = self._replacement.copied
             if copied and pause is not None:
                 pause()
-            dead, self._dead = self._dead, {}
-            living = [rank for rank in self._engine.everyone.ranks if rank not in dead]
-            for rank in dead:
-                self._replacement.replace(rank, copied, next(iter(living), None))
-                self._engine.workers.pass_descriptors(self._numbered, [rank])
-            return [*dead]
+            replaced: list[int] = []
+            while self._dead:
+                replaced.append(self._replace(copied))
+            return replaced
         except CannotReplaceError as error:
             raise self._ended(ended, str(error)) from None
         except Exception as error:
@@ -182,12 +179,23 @@ class Deaths:
             self._ended(ended, "That another one took its place was interrupted.")
             raise
 
+    def _replace(self, copied: list[Known]) -> int:
+        """Replace one of the dead; returns its rank."""
+        while True:
+            rank = next(iter(self._dead))
+            living = [other for other in self._engine.everyone.ranks if other not in self._dead]
+            try:
+                self._replacement.replace(rank, copied, next(iter(living), None))
+                del self._dead[rank]
+                return rank
+            except WorkerDied as another:  # of which objects were to be copied, so it had no item
+                if another.rank in self._dead:
+                    raise
+                self.bury(self._engine.workers.ended(another.rank), self._came)
+
     def _ended(self, ended: ProcessEnd, why: str) -> WorkerDied:
         """What to raise as the session is over."""
-        at = f"in a map of the function {self._name!r}, "
-        died = self._engine.workers.died(ended, at, f"{why} {BROKEN}")
-        self._engine.break_by(died)
-        return died
+        return self._replacement.ended(ended, f"in a map of the function {self._name!r}, ", why)
 
     @property
     def have_begun(self) -> bool:

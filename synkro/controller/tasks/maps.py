@@ -246,7 +246,7 @@ class Maps:
         read_block, host_of = engine.channel.read_block, engine.host_of
         outcomes = Outcomes(queue, feed, collected, wished, objects.load, read_block, host_of)
         replacement = self._services.replacement
-        deaths = Deaths(engine, replacement, queue, self._descriptors, feed, wished, name)
+        deaths = Deaths(engine, replacement, queue, feed, wished, name)
         sent = planned, work, shared
         # of the last function the arguments in common may have been a part
         parts = engine, function, last, queue, *sent, feed, collected, outcomes, wished, deaths, bar
@@ -268,7 +268,7 @@ class Maps:
                 raise SessionError(f"{what} ({error}).") from error
             with undoing(queue.close):
                 numbered = [(engine.directory.number(), fd) for fd in queue.descriptors]
-                engine.workers.pass_descriptors(numbered, engine.everyone.ranks)
+                engine.workers.pass_descriptors(numbered)
             self._descriptors = tuple(number for number, _ in numbered)
             self._queue = queue
         return queue
