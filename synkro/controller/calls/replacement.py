@@ -19,7 +19,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -27,9 +27,11 @@ from ...errors import WorkerDied, WorkerError
 from ...ipc.process import BROKEN, ProcessEnd
 from ...messages import Distribute, Renew, Restore, Revert, Secure, Secured, Start
 from ...plan.call import Region, aligned
-from ..engine.engine import Engine
+from ..engine.engine import Engine, State
 from ..objects.handover import Handover
 from ..objects.known import Known, reached
+
+T = TypeVar("T")
 
 _PATIENCE = 60.0  # seconds that a worker may take to begin, and to load what functions bring along
 _AGAIN = 5  # deaths of those that are to take the place of others, after which the session ends
@@ -67,11 +69,10 @@ class Replacement:
     _secured: list[Secured] = field(default_factory=list)  # by rank
     _changed: dict[Known, bool] = field(default_factory=dict)
     """Objects that functions have changed on the workers, and whether all have made the same of each."""
-    _copies: dict[Known, Renew] = field(default_factory=dict)
-    """Objects of which this process has copies for the map that goes on, and what gives workers all."""
+    _copies: Renew | None = None  # what gives a worker those that are alike, for maps
     _restores: dict[int, tuple[Restore, Any]] = field(default_factory=dict)
-    """What gives a rank its variables, and the memory of that, if it was replaced since these were
-    secured: then they are no longer where they were."""
+    """What gives ranks that are being replaced their variables, which are no longer where they were, and
+    the memory of that."""
     _lives: dict[int, int] = field(default_factory=dict)  # how many workers a rank has had, but for one
     _time: int = 0  # the number of the last time that all ranks have kept copies
     _owed: set[int] | None = None  # numbers of objects of which copies are to be kept; None: nothing is
@@ -89,21 +90,29 @@ class Replacement:
 
     # ── before a death ───────────────────────────────────────────────────────────────────────────
 
-    def prepare(self, all_may_end: bool) -> None:
-        """A map begins: see that what workers have can outlive them, also if *all_may_end* at once."""
+    def prepare(self) -> None:
+        """A map begins: see that what the workers have can outlive them."""
         if self.refusal is not None:
             return
         if self.always:
             self._catch_up()
         else:
             self._secured = self._engine.run(Secure(None, (), ()))
-            self._restores.clear()
             if any(secured.called for secured in self._secured):
-                self._changed = self._handover.survey()
-        self._copies = {}
+                self._changed, self._copies = self._handover.survey(), None
         alike = [known for known, same in self._changed.items() if same]
-        if all_may_end and alike:
-            self._copies = dict.fromkeys(alike, self._handover.copy(alike, 0))
+        if alike and self._copies is None:
+            self._copies = self._handover.copy(alike, 0)
+
+    def insist(self, action: Callable[[], T]) -> T:
+        """Do *action*, also if workers die that are replaced, and all is as before."""
+        for left in reversed(range(_AGAIN)):
+            try:
+                return action()
+            except WorkerDied:
+                if not left or self._engine.state is not State.READY:
+                    raise
+        raise AssertionError
 
     @contextmanager
     def operation(self, function: UsesObjects) -> Iterator[None]:
@@ -143,11 +152,10 @@ class Replacement:
         """Keep copies of what has changed since they were kept."""
         if self._owed is None or not self.always:
             return
-        self._copies = {}
+        self._copies = None
         numbers, changed = tuple(self._owed), tuple(known.number for known in self._changed)
         self._secured = self._engine.run(Secure(self._time + 1, numbers, changed))
         self._time, self._owed, self._apart = self._time + 1, None, False
-        self._restores.clear()
         ways = [secured.changed for secured in self._secured]
         self._changed = self._handover.alike(ways) if any(ways) else {}
 
@@ -157,7 +165,7 @@ class Replacement:
     def copied(self) -> list[Known]:
         """The objects that have to be copied from a rank that lives, and has nothing else to do."""
         found = dict.fromkeys([*self._changed, *self._handover.changed()])
-        return [known for known in found if known not in self._copies]
+        return [known for known in found if self._copies is None or not self._changed.get(known)]
 
     def heal(self, ended: Sequence[ProcessEnd], at: str) -> WorkerDied:
         """Workers have died in an operation, which nobody goes on with: all ranks become as they were
@@ -170,9 +178,6 @@ class Replacement:
             for rank in dead:
                 workers.bury(rank)
             dead += workers.calm(_CALM)
-            for rank in self._restores.keys() - dead:  # new ones, which have kept nothing yet
-                workers.bury(rank)
-                dead.append(rank)
             self._revive(dead)
         except CannotReplaceError as error:
             return self.ended(first, at, str(error))
@@ -229,16 +234,16 @@ class Replacement:
             self._restores[rank] = self._restored(self._secured[rank])
         for left in reversed(range(_AGAIN)):
             try:
-                self._begin(rank, copied, source)
-                self._owe(())
+                self._secured[rank] = self._begin(rank, copied, source)
+                del self._restores[rank]
                 break
             except WorkerDied as another:
                 self._engine.workers.bury(rank)  # which may have begun
                 if another.rank != rank or not left:
                     raise
 
-    def _begin(self, rank: int, copied: list[Known], source: int | None) -> None:
-        """Begin another worker, with all that it needs."""
+    def _begin(self, rank: int, copied: list[Known], source: int | None) -> Secured:
+        """Begin another worker, with all that it needs; it keeps that, as others have."""
         engine, handover = self._engine, self._handover
         parcel, _segment = handover.anew()
         engine.workers.replace(rank)
@@ -248,11 +253,15 @@ class Replacement:
         engine.workers.tell(rank, self._restores[rank][0], _PATIENCE)
         if (sent := self._sent()) is not None:
             engine.workers.tell(rank, Distribute(parcel, *sent), _PATIENCE)
-        if self._copies:
-            engine.workers.tell(rank, next(iter(self._copies.values())), _PATIENCE)
+        if self._copies is not None:
+            engine.workers.tell(rank, self._copies, _PATIENCE)
         if copied:
             assert source is not None
             engine.workers.tell(rank, handover.copy(copied, source), _PATIENCE)
+        changed = tuple(known.number for known in self._changed)
+        kept = Secure(self._time, (), changed) if self.always else Secure(None, (), ())
+        secured: Secured = engine.workers.tell(rank, kept, _PATIENCE)
+        return secured
 
     def _check(self, rank: int, copied: list[Known], source: int | None) -> None:
         """Raises: CannotReplaceError if not all that the worker had can be had."""

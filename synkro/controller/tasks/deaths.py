@@ -84,7 +84,7 @@ class Deaths:
     def prepare(self) -> None:
         """The workers are about to begin: see that what they have can outlive them."""
         if self.outlived:
-            self._replacement.prepare(self._wished.max_tasks is not None)
+            self._replacement.insist(self._replacement.prepare)
 
     # ── items that take too long ─────────────────────────────────────────────────────────────────
 

@@ -234,7 +234,8 @@ class Maps:
             shared = SharedByTasks(engine.settle, objects.rely)
             values = functools.partial(objects.values, shared=shared)
             with engine.turns.limited(wished.limit):
-                planned, work = function.command(given, self._descriptors, shared, wished)
+                bring = functools.partial(function.command, given, self._descriptors, shared, wished)
+                planned, work = self._services.replacement.insist(bring)
                 values(OUT_OF_BAND).introduce(_classes(iterables))
             checkpoint, work = _begun(wished.checkpoint, name, fn, given, work)
             self._last = function
