@@ -55,7 +55,7 @@ def created(engine, array, name=None):
 
 def test_every_command_gets_a_reply_from_every_rank(engine):
     assert engine.state is State.READY
-    assert len(engine.pids) == engine.size == 2
+    assert len(engine.workers.pids) == engine.size == 2
     for command in (Release(), pickle.dumps(Release(), 5)):
         for _ in range(3):
             assert engine.run(command) == [Ack(), Ack()]
@@ -95,12 +95,12 @@ def test_a_long_reply_is_fetched_although_much_was_freed_meanwhile(engine):
     region = Region(held[0].number, 0, (len(command),), "|u1")
     engine.run(Indirect(region))  # the workers have mapped it
     number = created(engine, np.zeros(4))
-    for pid in engine.pids:
+    for pid in engine.workers.pids:
         os.kill(pid, signal.SIGSTOP)
 
     def tick():
         held.clear()
-        for pid in engine.pids:
+        for pid in engine.workers.pids:
             os.kill(pid, signal.SIGCONT)
 
     asked = Inspect((number,) * AREA)
@@ -113,14 +113,14 @@ def test_numbers_are_given_once(engine):
 
 
 def test_ticks_come_while_a_command_takes_long(engine):
-    for pid in engine.pids:
+    for pid in engine.workers.pids:
         os.kill(pid, signal.SIGSTOP)
     ticks = []
 
     def tick():
         ticks.append(None)
         if len(ticks) == 2:
-            for pid in engine.pids:
+            for pid in engine.workers.pids:
                 os.kill(pid, signal.SIGCONT)
 
     assert engine.run(Release(), on_tick=tick) == [Ack(), Ack()]
@@ -129,7 +129,7 @@ def test_ticks_come_while_a_command_takes_long(engine):
 
 def test_what_is_freed_is_given_back_before_more_is_asked_for(engine):
     def mapped():
-        return [mappings(pid) for pid in engine.pids]
+        return [mappings(pid) for pid in engine.workers.pids]
 
     engine.run(Release())
     before = mapped()
@@ -151,7 +151,7 @@ def test_what_is_freed_is_given_back_before_more_is_asked_for(engine):
 
 
 def test_a_closed_engine_serves_nothing(engine):
-    pids = engine.pids
+    pids = engine.workers.pids
     engine.close()
     assert engine.state is State.CLOSED
     assert all(map(gone, pids))
@@ -162,14 +162,14 @@ def test_a_closed_engine_serves_nothing(engine):
 
 
 def test_a_broken_engine_serves_nothing_but_its_end(engine):
-    os.kill(engine.pids[1], signal.SIGKILL)
+    os.kill(engine.workers.pids[1], signal.SIGKILL)
     with Watch(), pytest.raises(synk.WorkerDied, match="rank 1") as caught:
         engine.run(Release())
     assert caught.value.signal == signal.SIGKILL
     assert engine.state is State.BROKEN
     with pytest.raises(synk.SessionBroken, match="rank 1"):
         engine.run(Release())
-    assert wait_until(lambda: all(map(gone, engine.pids)))
+    assert wait_until(lambda: all(map(gone, engine.workers.pids)))
     engine.close()
     assert engine.state is State.CLOSED
 
@@ -186,8 +186,8 @@ def test_workers_that_cannot_be_started_are_an_error_of_the_session(monkeypatch)
 
 def test_who_is_late_is_waited_for_by_the_next_command(engine):
     engine.run(Release())
-    os.kill(engine.pids[1], signal.SIGSTOP)
-    assert wait_until(lambda: stopped(engine.pids[1]))
+    os.kill(engine.workers.pids[1], signal.SIGSTOP)
+    assert wait_until(lambda: stopped(engine.workers.pids[1]))
     for _ in range(2):
         with Watch(), pytest.raises(synk.CallTimeout, match="rank 1") as caught:
             engine.run(Release(), timeout=0.1)
@@ -195,7 +195,7 @@ def test_who_is_late_is_waited_for_by_the_next_command(engine):
         assert engine.interrupted
     with Watch(), pytest.raises(synk.CallTimeout):
         engine.settle(0.1)
-    os.kill(engine.pids[1], signal.SIGCONT)
+    os.kill(engine.workers.pids[1], signal.SIGCONT)
     engine.settle()
     assert not engine.interrupted
     engine.settle()  # there is nothing to wait for

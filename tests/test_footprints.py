@@ -28,6 +28,7 @@ from synkro.messages import (
     Reduction,
     Release,
     Restore,
+    Revert,
     Secure,
     SecuredReplica,
     Start,
@@ -319,14 +320,27 @@ def test_variables_of_a_worker_that_has_died():
         for number, value in values.items():
             was = SecuredReplica(number, f"v{number}", number == 3, 0, value.shape, value.dtype.str)
             pairs.append((was, home.give(value)))
-        home.do(Restore(tuple(pairs)))
+        home.do(Restore(tuple(pairs), None))
         for number, value in values.items():
             replica = home.rank.variables[number]
             assert (replica.name, replica.value.dtype) == (f"v{number}", value.dtype)
             np.testing.assert_array_equal(replica.value, value)
-        secured = home.do(Secure())
+        secured = home.do(Secure(None, (), ()))
         assert [each._replace(place=0) for each in secured.replicas] == [was for was, _ in pairs]
-        assert not secured.called
+        assert (secured.called, secured.generator, secured.changed) == (False, None, {})
+
+
+def test_variables_are_as_they_were_kept():
+    """``Revert`` undoes what has been written since the last ``Secure``, or the one before."""
+    with mirrored(0, 1) as home:
+        replica = home.create(np.arange(6.0).reshape(2, 3))
+        for time in (1, 2):
+            replica.value[:] = time
+            home.do(Secure(time, (), ()))
+        for time in (2, 1):
+            replica.value = np.full((4, 3), 9.0)
+            home.do(Revert(time))
+            np.testing.assert_array_equal(replica.value, np.full((2, 3), float(time)))
 
 
 def test_functions_bring_their_arrays():
@@ -426,7 +440,7 @@ SAY_ALL = {
     *(messages.Fetch, messages.Preserve, messages.Keep, messages.Move, messages.Inspect),
     messages.Identify,
     messages.Export,
-    *(Secure, messages.Copy),
+    *(Secure, Revert, messages.Copy),
     *(messages.Exchange, messages.Reseed, messages.Generator, messages.Release, messages.Exit),
 }
 WITH_A_TEST = {

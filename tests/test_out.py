@@ -597,7 +597,7 @@ def test_a_worker_that_dies_while_they_write(own, tmp_path, monkeypatch, make):
     target = make(x.shape, x.dtype, tmp_path)
     before = np.array(target)
     f = synk.function(doubled, outputs="gather").options(out=target)
-    pid = own._engine.pids[1]
+    pid = own._engine.workers.pids[1]
     with (
         before_the_outputs_move(monkeypatch, lambda: os.kill(pid, signal.SIGKILL)),
         pytest.raises(WorkerDied),
@@ -611,7 +611,7 @@ def test_a_time_that_is_over_while_they_write(own, monkeypatch):
     x = numbers(BIG)
     target = synk.data(np.zeros_like(x))
     f = synk.function(doubled, outputs="gather")
-    pid = own._engine.pids[1]
+    pid = own._engine.workers.pids[1]
     with (
         before_the_outputs_move(monkeypatch, lambda: os.kill(pid, signal.SIGSTOP)),
         pytest.raises(CallTimeout),
@@ -627,7 +627,7 @@ def test_ctrl_c_while_they_write(own, monkeypatch):
     x = numbers(BIG)
     target = synk.data(np.zeros_like(x))
     f = synk.function(doubled, outputs="gather")
-    pid = own._engine.pids[1]
+    pid = own._engine.workers.pids[1]
 
     def stop_and_interrupt():
         os.kill(pid, signal.SIGSTOP)

@@ -39,7 +39,7 @@ from .calls.graphs import teach_transfers
 from .calls.replacement import Replacement
 from .data.attached import attach, make_ring
 from .data.data import MakesData, make_data
-from .engine.engine import Engine, State
+from .engine.engine import Engine, State, end_trace_quietly
 from .objects.objects import Objects
 from .placement.choice import VARIABLE
 from .placement.machines import machines_of
@@ -142,14 +142,13 @@ class Session(contextlib.AbstractContextManager["Session"]):
             if devices is not None:
                 raise InvalidValue(f"use_gpu=False asks for CPUs; devices={shown(devices)}: give one.")
             devices = "cpu"
-        _check_profiled(profile_workers)
+        _check_flags(profile_workers, replace)
         seed = None if seed is None else _seed(seed)
         start_timeout = checked_seconds(start_timeout, "start_timeout")
         timeout = None if timeout is None else checked_seconds(timeout, "timeout")
         threads = _checked_early(threads_per_worker, master_rank, preallocate)
         traced, environment_value = _traced_to(os.environ.get(TRACE)), os.environ.get(VARIABLE)
-        asked = devices is not None or bool(environment_value)
-        began = time.monotonic()
+        asked, began = devices is not None or bool(environment_value), time.monotonic()
         with descriptors_for("the workers could not be started"), contextlib.ExitStack() as undo:
             reached_by = launcher, host_timeout, trusted_network, start_timeout
             machines = machines_of(hosts, *reached_by, n_parallel, devices, environment_value)
@@ -168,8 +167,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 machines.pool, environments, timeout, verbose, bool(placement.gpus)
             )
             undo.callback(self._engine.close)
-            replaces = checked_bool(replace, "replace")
-            problem = self._begin(placement, start_timeout, began, seed, profile_workers, replaces)
+            problem = self._begin(placement, start_timeout, began, seed, profile_workers, replace)
             undo.pop_all()
         self._maps: Maps = Maps(self.services)
         after = placement.after(self.master_rank, problem)
@@ -204,7 +202,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         if profiled:
             profiles = tuple(
                 os.path.abspath(f"synkro-{pid}-{token}-rank{rank}.prof")  # which nobody can guess
-                for rank, pid in enumerate(engine.pids)
+                for rank, pid in enumerate(engine.workers.pids)
             )
             engine.say(
                 f"Synkro: the workers write profiles when they end: {', '.join(profiles)} "
@@ -255,7 +253,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
     @property
     def pids(self) -> tuple[int, ...]:
         """The process ids of the workers, by rank."""
-        return self._engine.pids
+        return self._engine.workers.pids
 
     @property
     def state(self) -> State:
@@ -425,7 +423,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         try:
             yield
         except BaseException:
-            self._engine.end_trace_quietly(trace)
+            end_trace_quietly(self._engine, trace)
             raise
         self._engine.end_trace(trace)
 
@@ -484,8 +482,9 @@ def _checked_early(threads: Any, master_rank: Any, preallocate: Any) -> int | No
     return None if threads is None else checked_int(threads, "threads_per_worker", 1)
 
 
-def _check_profiled(profile_workers: Any) -> None:
+def _check_flags(profile_workers: Any, replace: Any) -> None:
     """Raises: InvalidType, InvalidValue where workers cannot write profiles."""
+    checked_bool(replace, "replace")
     if checked_bool(profile_workers, "profile_workers") and not os.access(os.curdir, os.W_OK):
         raise InvalidValue(
             f"profile_workers= writes files to the working directory, {os.getcwd()}, which cannot be "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import functools
 import gc
-import hashlib
 import importlib
 import importlib.machinery
 import sys
@@ -213,12 +212,21 @@ class RankObjects:
             kind = self._kinds[number]
             before = {WHOLE: self._digests[number]} if kind in _WHOLES else came
             try:
-                if before is not None and same_contents(kind, before, self.look(number)):
-                    continue
-                found[number] = hashlib.blake2b(self.copies([number])).digest()
-            except Exception:
-                found[number] = None
+                is_same = before is not None and same_contents(kind, before, self.look(number))
+            except Exception:  # its __getstate__ does not work here
+                is_same = False
+            if not is_same:
+                found[number] = self.digest(number)
         return found
+
+    def digest(self, number: int) -> bytes | None:
+        """A digest of what an object holds; None for what cannot be pickled."""
+        import hashlib  # noqa: PLC0415  it takes a while, and few programs need it
+
+        try:
+            return hashlib.blake2b(self.copies([number])).digest()
+        except Exception:  # of the object's own methods
+            return None
 
     def copies(self, numbers: Sequence[int]) -> bytes:
         """A delivery of what objects hold, for a worker that has them, too."""

@@ -6,7 +6,6 @@ was kept before stays until the next time, as a worker may die while others keep
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,7 +71,7 @@ class Safekeeping:
             if kind not in _UNCHANGED:
                 one = objects[number] = self._object(obj, kind, number, number in came)
                 if number in command.changed and not one.changed:
-                    one.changed[number] = self._digest(number)
+                    one.changed[number] = self._rank.objects.digest(number)
         self._last, self._before = _Kept(command.time, replicas, objects, generator), last
         changed: dict[int, bytes | None] = {}
         for one in objects.values():
@@ -98,19 +97,13 @@ class Safekeeping:
         kept = _Object(obj, kind, kind.kept(obj), look)
         was_changed = bool(last is not None and last.changed)
         if was_changed or (last is not None and not came):
-            kept.changed[number] = self._digest(number)
+            kept.changed[number] = self._rank.objects.digest(number)
         return kept
 
     def _is_as_kept(self, number: int, kept: _Object) -> bool:
         if kept.kind is ARRAY:  # faster than by digests
             return same_bits(kept.obj, kept.contents[WHOLE])
         return same_contents(kept.kind, kept.look, self._rank.objects.look(number))
-
-    def _digest(self, number: int) -> bytes | None:
-        try:
-            return hashlib.blake2b(self._rank.objects.copies([number])).digest()
-        except Exception:  # it cannot be pickled
-            return None
 
     def _places(self, arrays: Mapping[int, Array]) -> tuple[messages.SecuredReplica, ...]:
         rank = self._rank

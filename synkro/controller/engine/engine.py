@@ -173,11 +173,6 @@ class Engine:
 
     # ── what is there ────────────────────────────────────────────────────────────────────────────
 
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """The process ids of the workers, by rank."""
-        return self._pool.pids
-
     def require_ready(self) -> None:
         """Raises: SessionClosed, SessionBroken."""
         if self.state is State.CLOSED:
@@ -496,13 +491,6 @@ class Engine:
         if trace.path is not None:
             write(trace, trace.path)
 
-    def end_trace_quietly(self, trace: Trace | None) -> None:
-        """``end_trace``, but print an error instead of raising it."""
-        try:
-            self.end_trace(trace)
-        except InvalidValue as error:
-            print(f"Synkro: {error}", file=sys.stderr)
-
     @uninterrupted()
     def close(self) -> None:
         """End the workers and give everything back; the second time it does nothing.
@@ -517,7 +505,7 @@ class Engine:
             state, self.state = self.state, State.CLOSED
             if state is not State.CLOSED:
                 if all_over:
-                    self.end_trace_quietly(self.trace)
+                    end_trace_quietly(self, self.trace)
                 if state is State.READY and all_over and not self.everyone.unanswered():
                     self.everyone.send(pickle.dumps(Exit(), 5), b"")
                     self._pool.ended(_GRACE)
@@ -531,7 +519,7 @@ class Engine:
         if not self._owing:
             with self.lock:  # a call of another thread has seen the workers die
                 self.turns.wait_for_all()
-                self.end_trace_quietly(self.trace)
+                end_trace_quietly(self, self.trace)
                 self._give_back()
 
     def _give_back(self) -> None:
@@ -549,6 +537,14 @@ class Engine:
         self._why_closed = _PARENTS
         self.trace = None
         self._pool.release()
+
+
+def end_trace_quietly(engine: Engine, trace: Trace | None) -> None:
+    """``Engine.end_trace``, but print an error instead of raising it."""
+    try:
+        engine.end_trace(trace)
+    except InvalidValue as error:
+        print(f"Synkro: {error}", file=sys.stderr)
 
 
 _engines: set[Engine] = set()  # those with workers, which live until close() or the end of the program

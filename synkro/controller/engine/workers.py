@@ -33,6 +33,11 @@ class Workers:
     _had: dict[int, Segments] = field(default_factory=dict)  # by buried rank
     _passed: list[tuple[int, int]] = field(default_factory=list)  # descriptors that all ranks have
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process ids of the workers, by rank."""
+        return self._pool.pids
+
     def bury(self, rank: int) -> None:
         """The worker of *rank* has died, or is killed now, and owes no answer any more."""
         with uninterrupted():
