@@ -148,21 +148,27 @@ class Maps:
             chunksize: how many items go to a worker together at most; None for what their tasks take
                 so long as allows.  A worker that has nothing to do takes over what another has not
                 begun, so there is seldom a reason to say it.
-            retries: how often a task that raises an exception is tried again, with a new copy of its
-                item, and the same ``rng()``; what it has done outside of itself is then done twice.  A
-                ``UsageError`` is never tried again.
-            errors: what becomes of a task that has raised an exception, after all *retries*: with
-                ``"raise"`` no other begins, and its exception is raised; with ``"return"`` all go on,
-                and the exception, as it would be raised, is the result of its item.
+            retries: how often a task that has failed is tried again, with a new copy of its item, and
+                the same ``rng()``; what it has done outside of itself is then done twice.  It fails if
+                it raises an exception, takes too long, or its worker dies: then another worker takes
+                the place of that, with the same functions, objects and variables.  A ``UsageError`` is
+                never tried again.
+            errors: what becomes of a task that has failed, after all *retries*: with ``"raise"`` no
+                other begins, and its exception is raised; with ``"return"`` all go on, and the
+                exception, as it would be raised, is the result of its item.
             checkpoint: the path of a file to which each result is written as it comes.  When the file is
                 there, the map goes on from it: items whose results it has do not run again, and
                 ``rng()`` draws what it would have drawn.  It has to be of the same function, with the
                 same code, common arguments and whatever it uses, and of the same items.  What has failed
                 runs again.  To begin anew remove the file.
+            item_timeout: seconds that a task may take.  One that takes longer has failed: it is ended
+                with its worker, also where that is stuck in C, and another worker takes its place.
+            max_tasks: after so many tasks a worker ends, and another one takes its place.
 
         Raises: InvalidType, InvalidValue for what cannot be called or pickled, and for a checkpoint of
-        something else; OSError if that cannot be written; WorkerError for the first
-        item on which *fn* failed, when the tasks that ran have ended; what the iterables raise;
+        something else; NotAvailable for *item_timeout* and *max_tasks* where workers are not replaced,
+        on GPUs and over several hosts; OSError if the checkpoint cannot be written; WorkerError for the
+        first item on which *fn* failed, when the tasks that ran have ended; what the iterables raise;
         WorkerDied, CallTimeout, SessionError.  All of them, and KeyboardInterrupt, have the attributes
         ``results``, those that were there, ``finished``, the numbers of their items, and ``pending``,
         the numbers of all other items (of a generator's those that were read).
