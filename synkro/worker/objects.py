@@ -223,14 +223,20 @@ class RankObjects:
         """A digest of what an object holds; None for what cannot be pickled."""
         import hashlib  # noqa: PLC0415  it takes a while, and few programs need it
 
+        sender = self._sender()
+        sender.fast = True  # without a memo: which of equal parts are one object does not matter
         try:
-            return hashlib.blake2b(self.copies([number])).digest()
+            sender.dump(self._kinds[number].travelling(self._objects[number], self.look(number)))
         except Exception:  # of the object's own methods
             return None
+        return hashlib.blake2b(sender.stream).digest()
+
+    def _sender(self) -> _Sender:
+        return _Sender({id(obj): number for number, obj in self._objects.items()}, self._modules)
 
     def copies(self, numbers: Sequence[int]) -> bytes:
         """A delivery of what objects hold, for a worker that has them, too."""
-        sender = _Sender({id(obj): number for number, obj in self._objects.items()}, self._modules)
+        sender = self._sender()
         first: tuple[Any, ...] = 0, [], ([*numbers], [], ())
         for part in first:
             sender.dump(part)

@@ -125,7 +125,9 @@ def parsed(path: str, columns: int) -> Array:
 assert_type(synk.map(valued, [Trade(1.0)]), list[Trade])
 assert_type(synk.map(valued, [Trade(1.0)], common={"rate": 0.1}, progress=True), list[Trade])
 assert_type(synk.map(parsed, ["a.csv"], [3], chunksize=2, timeout=5), list[Array])
-assert_type(synk.map(valued, [Trade(1.0)], retries=2, errors="raise", checkpoint="a"), list[Trade])
+assert_type(
+    synk.map(valued, [Trade(1.0)], retries=2, errors="raise", checkpoint="a", max_tasks=3), list[Trade]
+)
 assert_type(synk.map(valued, [Trade(1.0)], errors="return"), list[Trade | synk.SynkroError])
 lengths: Iterator[int] = synk.imap(len, ["a", "b"], ordered=False)
 synk.imap(len, ["a"]).close()

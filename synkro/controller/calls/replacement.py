@@ -40,6 +40,14 @@ _CALM = 5.0  # seconds that ranks may take to end a call that was interrupted, b
 Sent = tuple[tuple[str, ...], str, dict[str, dict[str, Any]]]
 
 
+INTERRUPTED = "That another one took its place was interrupted."
+
+
+def failed(error: Exception) -> str:
+    """What to say where no worker took the place of another because of an *error*."""
+    return f"Another one could not take its place: {str(error).partition(f' {BROKEN}')[0]}"
+
+
 class UsesObjects(Protocol):
     """A function, and the objects that it has brought along."""
 
@@ -161,10 +169,13 @@ class Replacement:
 
     # ── after a death ────────────────────────────────────────────────────────────────────────────
 
-    @property
-    def copied(self) -> list[Known]:
-        """The objects that have to be copied from a rank that lives, and has nothing else to do."""
-        found = dict.fromkeys([*self._changed, *self._handover.changed()])
+    def copied(self, used: Iterable[Known] = ()) -> list[Known]:
+        """The objects that have to be copied from a rank that lives, and has nothing else to do.
+
+        What is *used* meanwhile is to be as the workers have it.  What else the program has changed, it
+        sends to all before the next call that uses it.
+        """
+        found = dict.fromkeys([*self._changed, *self._handover.changed(used)])
         return [known for known in found if self._copies is None or not self._changed.get(known)]
 
     def heal(self, ended: Sequence[ProcessEnd], at: str) -> WorkerDied:
@@ -182,11 +193,11 @@ class Replacement:
         except CannotReplaceError as error:
             return self.ended(first, at, str(error))
         except Exception as error:
-            died = self.ended(first, at, f"Another one could not take its place: {error}")
+            died = self.ended(first, at, failed(error))
             died.__cause__ = error
             return died
         except BaseException:
-            self.ended(first, at, "That another one took its place was interrupted.")
+            self.ended(first, at, INTERRUPTED)
             raise
         return workers.died(
             first, at, "Another one has taken its place: all is as when the last call had ended."
@@ -207,7 +218,7 @@ class Replacement:
                     if rank not in reverted:
                         self._engine.workers.tell(rank, Revert(self._time), _PATIENCE)
                     reverted.add(rank)
-                self.replace(dead[-1], self.copied, next(iter(living), None))
+                self.replace(dead[-1], self.copied(), next(iter(living), None))
                 reverted.add(dead.pop())
             except WorkerDied as another:
                 deaths += 1

@@ -48,9 +48,9 @@ class Handover:
         writer = _written(self._registry, specs, self._compiled)
         return parcelled(self._engine.directory.allocate, writer)
 
-    def changed(self) -> list[Known]:
-        """The objects that the program has changed since the workers took them over."""
-        return [known for known in self._registry.all() if not _is_as_taken(known)]
+    def changed(self, objects: Iterable[Known]) -> list[Known]:
+        """Those of *objects* that the program has changed since the workers took them over."""
+        return [known for known in objects if not _is_as_taken(known)]
 
     def survey(self) -> dict[Known, bool]:
         """The objects that functions have changed on the workers, and of each whether all ranks have

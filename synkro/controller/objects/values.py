@@ -204,6 +204,11 @@ class SharedByTasks:
         self._objects |= new
         self.use(self._rely(new))
 
+    @property
+    def known(self) -> frozenset[Known]:
+        """All that the tasks share."""
+        return frozenset(self._known)
+
     def paths(self) -> dict[int, str]:
         """How to call what is shared, by number."""
         return {known.number: _PATHS.get(known.kind, "{}").format(known.path) for known in self._known}

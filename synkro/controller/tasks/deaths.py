@@ -19,9 +19,10 @@ from ...errors import CallTimeout, SynkroError, WorkerDied
 from ...ipc.process import ProcessEnd
 from ...ipc.queue import Dispatcher
 from ...messages import Phase
-from ..calls.replacement import CannotReplaceError, Replacement
+from ..calls.replacement import INTERRUPTED, CannotReplaceError, Replacement, failed
 from ..engine.engine import Engine
 from ..objects.known import Known
+from ..objects.values import SharedByTasks
 from .feed import Feed
 from .wishes import Wishes
 
@@ -53,14 +54,16 @@ class Deaths:
         replacement: Replacement,
         queue: Dispatcher,
         feed: Feed,
+        shared: SharedByTasks,
         wished: Wishes,
         name: str,
     ) -> None:
-        """*name* is the function's."""
+        """*shared* is what the tasks share; *name* is the function's."""
         self._engine = engine
         self._replacement = replacement
         self._queue = queue
         self._feed = feed
+        self._shared = shared
         self._wished = wished
         self._name = name
         self.happened: bool = False
@@ -164,7 +167,7 @@ class Deaths:
         """
         ended = next(iter(self._dead.values()))
         try:
-            copied = self._replacement.copied
+            copied = self._replacement.copied(self._shared.known)
             if copied and pause is not None:
                 pause()
             replaced: list[int] = []
@@ -174,9 +177,9 @@ class Deaths:
         except CannotReplaceError as error:
             raise self._ended(ended, str(error)) from None
         except Exception as error:
-            raise self._ended(ended, f"Another one could not take its place: {error}") from error
+            raise self._ended(ended, failed(error)) from error
         except BaseException:
-            self._ended(ended, "That another one took its place was interrupted.")
+            self._ended(ended, INTERRUPTED)
             raise
 
     def _replace(self, copied: list[Known]) -> int:

@@ -23,6 +23,8 @@ class _MapOptions(TypedDict, total=False):
     chunksize: int | None
     retries: int
     checkpoint: str | os.PathLike[str] | None
+    item_timeout: float | None
+    max_tasks: int | None
 
 
 class _ImapOptions(_MapOptions, total=False):

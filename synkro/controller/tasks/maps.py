@@ -253,7 +253,7 @@ class Maps:
         read_block, host_of = engine.channel.read_block, engine.host_of
         outcomes = Outcomes(queue, feed, collected, wished, objects.load, read_block, host_of)
         replacement = self._services.replacement
-        deaths = Deaths(engine, replacement, queue, feed, wished, name)
+        deaths = Deaths(engine, replacement, queue, feed, shared, wished, name)
         sent = planned, work, shared
         # of the last function the arguments in common may have been a part
         parts = engine, function, last, queue, *sent, feed, collected, outcomes, wished, deaths, bar
