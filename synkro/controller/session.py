@@ -271,7 +271,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
     def reseed(self, seed: int) -> None:
         """Seed all random generators anew, as ``seed=`` does at the start."""
-        self.services.variables.reseed(_seed(seed))
+        self.services.variables.reseed(seed := _seed(seed))
+        self.services.replacement.reseed(seed)
 
     def __exit__(self, *_: object) -> None:
         self.close()

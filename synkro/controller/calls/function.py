@@ -335,10 +335,10 @@ class Function(SentFunction, Generic[P, R]):
         targets: OpenTargets | None = None,
     ) -> Any:
         replacement = self._services.replacement
-        if replacement.always:
-            with replacement.operation(self):
-                return self._ran(planned, on_tick, assigned, targets)
-        return self._ran(planned, on_tick, assigned, targets)
+        if not replacement.always:
+            return self._ran(planned, on_tick, assigned, targets)
+        action = functools.partial(self._ran, planned, on_tick, assigned, targets)
+        return replacement.call(self, action)
 
     def _ran(
         self,

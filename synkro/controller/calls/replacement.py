@@ -16,8 +16,7 @@ after a death, as when the last one had ended.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
@@ -122,13 +121,13 @@ class Replacement:
                     raise
         raise AssertionError
 
-    @contextmanager
-    def operation(self, function: UsesObjects) -> Iterator[None]:
-        """A call of *function*, in a session that replaces workers: copies are kept when it ends."""
+    def call(self, function: UsesObjects, action: Callable[[], T]) -> T:
+        """Do *action*, a call of *function*, in a session that replaces workers: copies are kept when it
+        ends."""
         self._catch_up()
         self._inside = True
         try:
-            yield
+            result = action()
         except WorkerError:  # what they have done by then counts
             self._keep(function.roots)
             raise
@@ -138,6 +137,7 @@ class Replacement:
         finally:
             self._inside = False
         self._keep(function.roots)
+        return result
 
     def keep(self) -> None:
         """A command has ended that may have changed what workers have."""
@@ -148,17 +148,15 @@ class Replacement:
 
     def _keep(self, roots: Iterable[Known]) -> None:
         self._owe(roots)
-        if self._engine.turns.own is None:
-            self._catch_up()
-        else:
-            self._apart = True
+        self._apart |= self._engine.turns.own is not None
+        self._catch_up()
 
     def _owe(self, roots: Iterable[Known]) -> None:
         self._owed = (self._owed or set()) | {known.number for known in reached(roots)}
 
     def _catch_up(self) -> None:
         """Keep copies of what has changed since they were kept."""
-        if self._owed is None or not self.always:
+        if self._owed is None or not self.always or self._engine.turns.own is not None:
             return
         self._copies = None
         numbers, changed = tuple(self._owed), tuple(known.number for known in self._changed)
@@ -166,6 +164,10 @@ class Replacement:
         self._time, self._owed, self._apart = self._time + 1, None, False
         ways = [secured.changed for secured in self._secured]
         self._changed = self._handover.alike(ways) if any(ways) else {}
+
+    def reseed(self, seed: int) -> None:
+        """The generators of all ranks were seeded anew."""
+        self._start = replace(self._start, seed=seed, seeded=True)
 
     # ── after a death ────────────────────────────────────────────────────────────────────────────
 

@@ -164,7 +164,7 @@ class Engine:
             self.channel: Final = pool.start(environments, board_bytes(self.size), self._note)
             self.everyone: Final = self.channel.everyone
             self._post = Post(self._pool, self.channel, self.directory, self.run)
-            self.workers: Final = Workers(self._pool, self.channel, self.directory, self._post)
+            self.workers: Final = Workers(self._pool, self.channel, self.directory)
             self.wake_early = self.channel.wake_early
             self.state = State.READY
             _engines.add(self)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import WorkerDied
-from ...ipc.channel import Controller
+from ...ipc.channel import Controller, Lane
 from ...ipc.pool import WorkerPool
 from ...ipc.process import ProcessEnd
 from ...memory.interrupts import uninterrupted
@@ -29,9 +29,12 @@ class Workers:
     _pool: WorkerPool
     _channel: Controller
     _directory: Directory
-    _post: Post
+    _post: Post = field(init=False)
     _had: dict[int, Segments] = field(default_factory=dict)  # by buried rank
     _passed: list[tuple[int, int]] = field(default_factory=list)  # descriptors that all ranks have
+
+    def __post_init__(self) -> None:
+        self._post = Post(self._pool, self._channel, self._directory, self._each)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -82,6 +85,11 @@ class Workers:
         if late := lane.unanswered():
             raise self._post.late(late, limit or 0.0)
         return self._post.read(lane)[0]
+
+    def _each(self, command: Command, lane: Lane) -> list[Any]:
+        """Have each rank of *lane* do *command*."""
+        segments = self._directory.segments(command)
+        return [self._send(rank, command, segments, None) for rank in lane.ranks]
 
     def join(self, rank: int, payload: bytes, segments: Segments) -> None:
         """Have *rank* do what is open, too, the command *payload*, which all others have begun."""

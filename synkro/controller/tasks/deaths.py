@@ -82,7 +82,8 @@ class Deaths:
     @property
     def outlived(self) -> bool:
         """Whether the map goes on after a death."""
-        return self._wished.outlives and self._replacement.refusal is None
+        wanted = self._wished.outlives or self._replacement.always
+        return wanted and self._replacement.refusal is None
 
     def prepare(self) -> None:
         """The workers are about to begin: see that what they have can outlive them."""

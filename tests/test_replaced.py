@@ -1,0 +1,492 @@
+"""With ``fork(replace=True)`` a call in which a worker dies has not happened; the session goes on."""
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import synkro as synk
+from support.examples import examples, given, st
+from support.sessions import running, start
+from support.waiting import Watch, wait_until
+from synkro import NotAvailable, SessionBroken, WorkerDied, WorkerError
+
+pytestmark = [pytest.mark.quick, pytest.mark.counted_once, pytest.mark.timeout(120)]
+
+LARGE = 1 << 18  # elements of an output that goes through commands of its own
+
+
+@pytest.fixture(scope="module")
+def three_forked():
+    with start(3, replace=True, seed=5) as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def two_forked():
+    with start(2, replace=True, seed=5) as session:
+        yield session
+
+
+class Model:
+    def __init__(self):
+        self.steps, self.log = 0, {}
+        self.weights = np.zeros((2, 3))
+
+
+def kill(ranks):
+    if synk.rank() in ranks:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dying(run, *args):
+    """Have a call end by WorkerDied, which says what becomes of the session."""
+    with Watch(), pytest.raises(WorkerDied, match="taken its place: all is as when") as error:
+        run(*args)
+    assert "close()" not in str(error.value)
+    return error.value
+
+
+# ── a call ───────────────────────────────────────────────────────────────────────────────────────────
+
+MOMENTS = ["at first", "before", "meeting", "between", "after", "at the end", "apart"]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_call_has_not_happened(three, moment):
+    """Whatever the others had done by then: each rank's variables, objects and random numbers."""
+    apart = synk.shared(np.zeros((4, 2)), name="apart")
+    alike = synk.shared(np.zeros(3, int), name="alike")
+    model = Model()
+
+    def step(x, moment, ranks):
+        if moment == "at first":
+            kill(ranks)
+        drawn = synk.rng().random()
+        apart.value += 1 + synk.rank()
+        model.steps += 1
+        model.weights += model.steps
+        model.log[model.steps] = "x"
+        if moment == "before":
+            kill(ranks)
+        if moment == "meeting":
+            if synk.rank() in ranks:
+                time.sleep(0.05)
+            kill(ranks)
+        total = synk.all_reduce(x.sum(), op="sum")
+        alike.value = alike.value + 1
+        if moment == "between":
+            kill(ranks)
+        synk.barrier()
+        if moment == "after":
+            kill(ranks)
+        if moment == "apart" and synk.rank() not in ranks:
+            time.sleep(0.3)
+        if moment in ("at the end", "apart"):
+            kill(ranks)
+        return total, model.steps, model.weights.copy(), dict(model.log), drawn
+
+    run = synk.function(step, bcast_inputs=["moment", "ranks"], outputs=None)
+    x = np.arange(9.0)
+    drawn = [run(x, "", [])]
+    for ranks in ([1], [0], [2], [0, 2]):
+        died = dying(run, x, moment, ranks)
+        assert died.rank in ranks
+    drawn.append(run(x, "", []))
+    for number, found in enumerate(drawn, 1):
+        for total, steps, weights, log, _ in found:
+            assert (total, steps, log) == (36.0, number, dict.fromkeys(range(1, number + 1), "x"))
+            np.testing.assert_array_equal(weights, np.full((2, 3), number * (number + 1) / 2))
+    for rank in range(3):
+        np.testing.assert_array_equal(three.get_value(rank, apart), np.full((4, 2), 2.0 * (1 + rank)))
+        np.testing.assert_array_equal(three.get_value(rank, alike), [2, 2, 2])
+    assert len({each[-1] for each in drawn[0]} | {each[-1] for each in drawn[1]}) == 6
+
+
+def test_random_numbers_go_on(three):
+    def draw(ranks):
+        drawn = synk.rng().random()
+        synk.barrier()
+        kill(ranks)
+        return drawn
+
+    run = synk.function(draw, bcast_inputs="ranks", outputs=None)
+    three.reseed(11)
+    expected = [run([]) for _ in range(4)]
+    three.reseed(11)
+    found = []
+    for ranks in ([0], [1, 2], [2], [0, 1]):
+        dying(run, ranks)
+        found.append(run([]))
+    assert found == expected
+
+
+def test_large_outputs(three):
+    """Which are stored, and reduced, by commands of their own: the worker is gone before these."""
+    w = synk.shared(np.zeros(2))
+
+    def large(x, late):
+        w.value += 1
+        if late and synk.rank() == 1:
+            threading.Timer(0.001 * late, os._exit, [1]).start()
+        return np.full(LARGE, x.sum())
+
+    run = synk.function(large, bcast_inputs="late", outputs="sum")
+    done = 0
+    for late in (0, 1, 2, 5, 20, 50, 0):
+        with contextlib.suppress(WorkerDied):
+            assert (run(np.arange(6.0), late) == 15).all()
+            done += 1
+        if late:
+            assert wait_until(lambda: len(set(three.pids)) == 3)
+            with contextlib.suppress(WorkerDied):  # of a worker that was about to die
+                time.sleep(0.1)
+                w.get_value()
+        for rank in range(3):
+            np.testing.assert_array_equal(three.get_value(rank, w), [done, done])
+    assert done >= 2
+
+
+def test_idle_workers_that_die(three):
+    w, model = synk.shared(np.arange(4.0)), Model()
+
+    def step():
+        w.value *= 2
+        model.steps += 1
+        return model.steps
+
+    run = synk.function(step, outputs=None)
+    assert run() == [1, 1, 1]
+    for rank in range(3):
+        os.kill(three.pids[rank], signal.SIGKILL)
+        dying(run)
+        assert run() == [2 + rank] * 3
+    for rank in range(3):
+        np.testing.assert_array_equal(three.get_value(rank, w), np.arange(4.0) * 16)
+    os.kill(three.pids[1], signal.SIGKILL)
+    dying(w.get_value)
+    np.testing.assert_array_equal(w.get_value(), np.arange(4.0) * 16)
+
+
+@examples(15)
+@given(st.data())
+def test_any_steps_with_any_deaths(three, data):
+    """As in a session in which nobody dies."""
+    w, kept = synk.shared(np.zeros(3)), []
+    model = Model()
+
+    def step(x, k, ranks, late):
+        if not late:
+            kill(ranks)
+        model.weights *= 2
+        model.weights += k
+        w.value = np.append(w.value, k) if k % 3 == 0 else w.value + k * (1 + synk.rank())
+        synk.barrier()
+        kill(ranks)
+        return x * k
+
+    gathered = synk.function(step, bcast_inputs=["k", "ranks", "late"], outputs="gather")
+    keeping = synk.function(step, bcast_inputs=["k", "ranks", "late"], outputs="keep")
+    look = synk.function(lambda: (model.weights, w.value), outputs=None)
+    weights, values, x = np.zeros((2, 3)), [np.zeros(3) for _ in range(3)], np.arange(7.0)
+    for k in data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=6)):
+        ranks = data.draw(st.sets(st.integers(0, 2), max_size=2))
+        run = data.draw(st.sampled_from([gathered, keeping]))
+        if ranks:
+            dying(run, x, k, [*ranks], data.draw(st.booleans()))
+        out = run(x, k, [], False)
+        if run is keeping:
+            kept.append((out, x * k))
+        else:
+            np.testing.assert_array_equal(out, x * k)
+        weights = weights * 2 + k
+        values = [
+            np.append(value, k) if k % 3 == 0 else value + k * (1 + rank)
+            for rank, value in enumerate(values)
+        ]
+        for rank, (there, value) in enumerate(look()):
+            np.testing.assert_array_equal(there, weights)
+            np.testing.assert_array_equal(value, values[rank])
+        for handle, expected in kept:
+            np.testing.assert_array_equal(np.asarray(handle), expected)
+
+
+# ── other operations ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_other_operations_have_done_stays(three):
+    """Variables that were made, written and reduced; functions that came; objects that were pushed."""
+    w = synk.shared(np.zeros(2))
+    w.set_value([3.0, 4.0])
+    other = synk.shared(np.ones(2), target=2)
+    model = Model()
+    add = synk.function(lambda: w.value.__iadd__(synk.rank()) is None, outputs=None)
+    add()
+    synk.all_reduce(w, op="sum")
+    os.kill(three.pids[0], signal.SIGKILL)
+    dying(add)
+    for rank in range(3):
+        np.testing.assert_array_equal(three.get_value(rank, w), [12.0, 15.0])
+    np.testing.assert_array_equal(other.get_value(), [1, 1])
+    look = synk.function(lambda: model.weights[0, 0], outputs=None)
+    assert look() == [0, 0, 0]
+    model.weights[:] = 7
+    assert look() == [7, 7, 7]
+    os.kill(three.pids[2], signal.SIGKILL)
+    dying(look)
+    assert look() == [7, 7, 7]
+    late = synk.function(lambda: float(model.weights.sum()), outputs=None)
+    os.kill(three.pids[1], signal.SIGKILL)
+    dying(late)
+    assert late() == [42.0] * 3
+
+
+def test_an_error_of_the_function_ends_a_call(three):
+    """What ranks have done before it counts, as ever."""
+    w = synk.shared(np.zeros(1))
+
+    def failing(fails):
+        w.value += 1
+        if fails:
+            raise ValueError("odd")
+
+    run = synk.function(failing, bcast_inputs="fails", outputs=[])
+    with pytest.raises(WorkerError, match="odd"):
+        run(True)
+    os.kill(three.pids[1], signal.SIGKILL)
+    dying(run, False)
+    for rank in range(3):
+        np.testing.assert_array_equal(three.get_value(rank, w), [1])
+
+
+def test_maps_in_such_a_session(three):
+    w, model = synk.shared(np.zeros(1)), Model()
+
+    def step():
+        model.steps += 1
+        w.value += 1 + synk.rank()
+        return model.steps
+
+    run = synk.function(step, outputs=None)
+    assert run() == [1, 1, 1]
+
+    def task(x):
+        if x % 10 == 3:
+            os._exit(1)
+        return x * model.steps
+
+    with pytest.raises(WorkerDied, match=r"at item 3 .* taken its place"):
+        synk.map(task, range(10))
+    found = synk.map(task, range(40), errors="return")
+    assert [x for x, value in enumerate(found) if isinstance(value, WorkerDied)] == [3, 13, 23, 33]
+    assert all(value == x for x, value in enumerate(found) if x % 10 != 3)
+    assert run() == [2, 2, 2]
+    for rank in range(3):
+        np.testing.assert_array_equal(three.get_value(rank, w), [2.0 * (1 + rank)])
+
+
+def test_submitted_calls(three):
+    w = synk.shared(np.zeros(1))
+
+    def add(ranks):
+        w.value += 1
+        synk.barrier()
+        kill(ranks)
+        return float(w.value[0])
+
+    run = synk.function(add, bcast_inputs="ranks", outputs="mean")
+    futures = [run.submit(ranks) for ranks in ([], [1], [], [0], [])]
+    found = [future.exception() or future.result() for future in futures]
+    assert [value for value in found if not isinstance(value, WorkerDied)] == [1.0, 2.0, 3.0]
+
+
+def test_killed_at_any_moment(three):
+    rng, over = random.Random(8), threading.Event()
+    w, model = synk.shared(np.zeros(1000)), Model()
+
+    def killing():
+        while not over.wait(rng.uniform(0.1, 1.0)):
+            before = three.pids
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rng.choice(before), signal.SIGKILL)
+            while three.pids == before and not over.wait(0.05):
+                continue
+
+    def step(x):
+        w.value += synk.all_reduce(x.sum(), op="sum")
+        model.steps += 1
+        synk.barrier()
+        return model.steps, float(w.value[-1])
+
+    run = synk.function(step, outputs=None)
+    killer, done, x = threading.Thread(target=killing), 0, np.arange(12.0)
+    killer.start()
+    deadline = time.monotonic() + 8
+    try:
+        while time.monotonic() < deadline:
+            try:
+                found = run(x)
+            except WorkerDied as died:
+                assert "taken its place" in str(died), died  # noqa: PT017
+                continue
+            done += 1
+            assert found == [(done, done * 66.0)] * 3
+    finally:
+        over.set()
+        killer.join()
+    with contextlib.suppress(WorkerDied):
+        run(x)
+    assert done > 10
+
+
+def test_workers_that_are_stuck_are_replaced_too(three):
+    """Where the others wait for the dead one in code that cannot be interrupted."""
+    w = synk.shared(np.zeros(2))
+
+    def stuck(ranks):
+        w.value += 1
+        kill(ranks)
+        if len(ranks) and synk.rank() == 1:
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+            time.sleep(1000)
+        return 1.0
+
+    run = synk.function(stuck, bcast_inputs="ranks", outputs="sum")
+    dying(run, [0])
+    assert run([]) == 3
+    for rank in range(3):
+        np.testing.assert_array_equal(three.get_value(rank, w), [1, 1])
+
+
+# ── where it cannot be ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_all_workers_at_once():
+    """Variables are there; what functions have made of objects is not."""
+    with running(2, replace=True) as session:
+        w = synk.shared(np.zeros(2))
+
+        def add(ranks):
+            w.value += 1 + synk.rank()
+            synk.barrier()
+            kill(ranks)
+
+        run = synk.function(add, bcast_inputs="ranks", outputs=[])
+        run([])
+        dying(run, [0, 1])
+        run([])
+        for rank in range(2):
+            np.testing.assert_array_equal(session.get_value(rank, w), np.full(2, 2.0 * (1 + rank)))
+        model = Model()
+
+        def train(ranks):
+            model.weights += 1
+            synk.barrier()
+            kill(ranks)
+
+        more = synk.function(train, bcast_inputs="ranks", outputs=[])
+        more([])
+        with Watch(), pytest.raises(WorkerDied, match=r"What 'model.weights'.* died with the last one"):
+            more([0, 1])
+        with pytest.raises(SessionBroken):
+            run([])
+
+
+def test_objects_that_differ_by_rank():
+    with running(2, replace=True):
+        model = Model()
+
+        def train(ranks):
+            model.weights += synk.rank()
+            kill(ranks)
+
+        run = synk.function(train, bcast_inputs="ranks", outputs=[])
+        run([])
+        with Watch(), pytest.raises(WorkerDied, match=r"different things of .model\.weights"):
+            run([1])
+        with pytest.raises(SessionBroken):
+            run([])
+
+
+def test_calls_on_some_ranks():
+    """A death in one of them ends the session, as do those beside it: so it is without ``replace``."""
+    with running(2, replace=True) as session:
+        w = synk.shared(np.zeros(1))
+        f = synk.function(lambda: w.value.__iadd__(1)[0], outputs=None, target=1)
+        both = synk.function(lambda: w.value[0], outputs=None)
+        assert both() == [0, 0]
+        f()
+        assert both() == [0, 1]
+        os.kill(session.pids[0], signal.SIGKILL)
+        dying(both)
+        assert both() == [0, 1]
+
+
+def test_it_is_off(own):
+    """Then a call is one command, and a death ends the session."""
+    f = synk.function(lambda x: x.sum(), outputs="sum")
+    f(np.arange(4.0))
+    channel = own.services.engine.channel
+    before = channel.number(0)
+    for _ in range(5):
+        f(np.arange(4.0))
+    assert channel.number(0) - before == 5
+    os.kill(own.pids[0], signal.SIGKILL)
+    with pytest.raises(WorkerDied, match="close"):
+        f(np.arange(4.0))
+    with pytest.raises(SessionBroken):
+        f(np.arange(4.0))
+
+
+@pytest.mark.parametrize("value", [1, "yes", None])
+def test_other_values_are_refused(value):
+    with pytest.raises(synk.InvalidType, match="replace"):
+        synk.Session(2, replace=value, verbose=False)
+
+
+def test_not_on_gpus_or_hosts():
+    from synkro.controller.calls.replacement import Replacement
+
+    class Engine:
+        has_hosts, on_gpus = False, True
+
+    replacement = Replacement(Engine(), None, None, None, True)
+    assert "GPUs" in replacement.refusal
+    Engine.has_hosts = True
+    assert "hosts" in replacement.refusal
+    assert NotAvailable
+
+
+def test_nothing_grows(two):
+    w = synk.shared(np.zeros(1 << 17))
+
+    def add(ranks):
+        w.value += 1
+        synk.barrier()
+        kill(ranks)
+
+    run = synk.function(add, bcast_inputs="ranks", outputs=[])
+
+    def held():
+        stats = [os.stat(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if is_open(fd)]
+        return len(stats), sum(each.st_blocks for each in stats) * 512
+
+    def is_open(fd):
+        return os.path.exists(f"/proc/self/fd/{fd}")
+
+    for _ in range(3):
+        dying(run, [0])
+        dying(run, [1])
+        run([])
+    descriptors, nbytes = held()
+    for _ in range(5):
+        dying(run, [0])
+        dying(run, [1])
+        run([])
+    assert held()[0] <= descriptors
+    assert held()[1] <= nbytes + (8 << 20)
