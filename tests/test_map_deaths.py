@@ -447,18 +447,66 @@ def test_objects_are_as_functions_had_made_them(two):
     assert [each[0] for each in look()] == [4, 4]
 
 
-def test_objects_that_differ_by_rank_are_told(own):
+def test_objects_that_differ_by_rank_stay_different(two):
     counter = Counter()
 
     def count(x):
         counter.count += synk.rank()
+        counter.seen.setdefault("made here", []).append(synk.rank())
 
     synk.function(count, outputs=[])(np.arange(4.0))
-    with pytest.raises(WorkerDied, match="different things of 'counter'") as error:
+    lose_both()
+    look = synk.function(lambda: (counter.count, counter.seen), outputs=None)
+    assert look() == [(0, {"made here": [0]}), (1, {"made here": [1]})]
+
+
+def test_what_cannot_be_pickled_is_told(own):
+    holder = Counter()
+
+    def hold(x):
+        holder.lock = threading.Lock()
+
+    synk.function(hold, outputs=[])(np.arange(4.0))
+    with pytest.raises(WorkerDied, match=r"made of .holder. cannot be pickled") as error:
         synk.map(fragile, range(5), errors="return")
     assert "close()" in str(error.value)
     with pytest.raises(synk.SessionBroken):
         synk.map(abs, [1])
+
+
+def test_a_worker_may_have_died_before_the_map(two, results):
+    assert results(abs, [-1], retries=1) == [1]  # since the last call
+    for kill in (0, 1):
+        os.kill(two.pids[kill], signal.SIGKILL)
+        assert results(abs, [-1, -2], retries=1) == [1, 2]
+    run = synk.imap(abs, [-1, -2], errors="return")
+    os.kill(two.pids[0], signal.SIGKILL)
+    assert list(run) == [1, 2]
+
+
+def test_a_worker_that_died_with_what_calls_had_made_is_told(own):
+    w = synk.shared(np.zeros(2))
+    synk.function(lambda: w.value.__iadd__(1)[0], outputs="sum")()
+    os.kill(own.pids[0], signal.SIGKILL)
+    with pytest.raises(WorkerDied, match="no copies were kept"):
+        synk.map(abs, [-1, -2], retries=1)
+    with pytest.raises(synk.SessionBroken):
+        synk.map(abs, [1])
+
+
+def test_ctrl_c_while_a_worker_is_replaced(two):
+    """It comes when that is done, and the session goes on."""
+
+    def interrupted(x):
+        if x == 3:
+            os.kill(os.getppid(), signal.SIGINT)
+            os._exit(1)
+        return x
+
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            synk.map(interrupted, range(6), retries=3)
+        assert synk.map(abs, [-1], retries=1) == [1]  # where the interrupt came first
 
 
 def test_what_the_program_changes_meanwhile_does_not_reach_the_new_worker(two):

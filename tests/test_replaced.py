@@ -366,51 +366,78 @@ def test_workers_that_are_stuck_are_replaced_too(three):
 # ── where it cannot be ───────────────────────────────────────────────────────────────────────────────
 
 
-def test_all_workers_at_once():
-    """Variables are there; what functions have made of objects is not."""
-    with running(2, replace=True) as session:
-        w = synk.shared(np.zeros(2))
+def test_all_workers_at_once(two):
+    w, model = synk.shared(np.zeros(2)), Model()
 
-        def add(ranks):
-            w.value += 1 + synk.rank()
-            synk.barrier()
-            kill(ranks)
+    def train(ranks):
+        w.value += 1 + synk.rank()
+        model.weights += 1
+        model.log.setdefault("ranks", []).append(synk.rank())
+        synk.barrier()
+        kill(ranks)
 
-        run = synk.function(add, bcast_inputs="ranks", outputs=[])
-        run([])
-        dying(run, [0, 1])
-        run([])
-        for rank in range(2):
-            np.testing.assert_array_equal(session.get_value(rank, w), np.full(2, 2.0 * (1 + rank)))
-        model = Model()
-
-        def train(ranks):
-            model.weights += 1
-            synk.barrier()
-            kill(ranks)
-
-        more = synk.function(train, bcast_inputs="ranks", outputs=[])
-        more([])
-        with Watch(), pytest.raises(WorkerDied, match=r"What 'model.weights'.* died with the last one"):
-            more([0, 1])
-        with pytest.raises(SessionBroken):
-            run([])
+    run = synk.function(train, bcast_inputs="ranks", outputs=[])
+    look = synk.function(lambda: (model.log, model.weights[0, 0]), outputs=None)
+    run([])
+    for ranks in ([0, 1], [1], [0, 1]):
+        dying(run, ranks)
+    run([])
+    assert look() == [({"ranks": [rank] * 2}, 2.0) for rank in range(2)]
+    for rank in range(2):
+        np.testing.assert_array_equal(two.get_value(rank, w), np.full(2, 2.0 * (1 + rank)))
 
 
-def test_objects_that_differ_by_rank():
-    with running(2, replace=True):
-        model = Model()
+class Part:
+    def __init__(self):
+        self.k = 0
 
-        def train(ranks):
-            model.weights += synk.rank()
-            kill(ranks)
 
-        run = synk.function(train, bcast_inputs="ranks", outputs=[])
-        run([])
-        with Watch(), pytest.raises(WorkerDied, match=r"different things of .model\.weights"):
-            run([1])
-        with pytest.raises(SessionBroken):
-            run([])
+def test_what_functions_make_by_themselves(two):
+    """Containers and objects in others, and attributes of functions, are as they were, too."""
+    history, holder, table = {}, Part(), [[]]
+
+    def step(x, ranks):
+        history.setdefault("loss", []).append(float(x[0]))
+        if not hasattr(holder, "part"):
+            holder.part, holder.rows = Part(), np.zeros(2)
+        holder.part.k += 1
+        holder.rows += 1
+        table[0].append(len(table[0]))
+        step.calls = getattr(step, "calls", 0) + 1
+        synk.barrier()
+        kill(ranks)
+        return list(history["loss"]), holder.part.k, float(holder.rows[0]), list(table[0]), step.calls
+
+    run = synk.function(step, bcast_inputs="ranks", outputs=None)
+    done = []
+    for number in range(4):
+        for ranks in ([0], [1], [0, 1])[: number % 4]:
+            dying(run, np.full(2, 100.0), ranks)
+        done.append(float(number))
+        count = number + 1
+        assert run(np.full(2, float(number)), []) == [(done, count, count, [*range(count)], count)] * 2
+
+
+def test_data_alone_as_arguments(two):
+    x = synk.data(np.ones(20))
+    total = synk.function(lambda x: x.sum(), outputs="sum")
+    assert [total(x), total(x)] == [20, 20]
+    for _ in range(2):
+        os.kill(two.pids[0], signal.SIGKILL)
+        dying(total, x)
+        assert [total(x), total(x)] == [20, 20]
+
+
+def test_variables_that_are_made_meanwhile(two):
+    look = synk.function(lambda x: x.sum(), outputs="sum")
+    assert look(np.ones(4)) == 4
+    synk.shared(np.zeros(3))
+    os.kill(two.pids[1], signal.SIGKILL)
+    dying(look, np.ones(4))
+    os.kill(two.pids[0], signal.SIGKILL)
+    dying(synk.shared, np.zeros(3))
+    w = synk.shared(np.arange(3.0))
+    np.testing.assert_array_equal(w.get_value(), np.arange(3.0))
 
 
 def test_calls_on_some_ranks():
@@ -420,11 +447,15 @@ def test_calls_on_some_ranks():
         f = synk.function(lambda: w.value.__iadd__(1)[0], outputs=None, target=1)
         both = synk.function(lambda: w.value[0], outputs=None)
         assert both() == [0, 0]
-        f()
+        assert f() == [1]
         assert both() == [0, 1]
-        os.kill(session.pids[0], signal.SIGKILL)
-        dying(both)
-        assert both() == [0, 1]
+        for killed in (0, 1):
+            os.kill(session.pids[killed], signal.SIGKILL)
+            dying(both)
+            assert both() == [0, 1 + killed]
+            assert f() == [2 + killed]
+            os.kill(session.pids[killed], signal.SIGKILL)
+            dying(f)
 
 
 def test_it_is_off(own):
@@ -453,7 +484,7 @@ def test_not_on_gpus_or_hosts():
     from synkro.controller.calls.replacement import Replacement
 
     class Engine:
-        has_hosts, on_gpus = False, True
+        size, has_hosts, on_gpus = 1, False, True
 
     replacement = Replacement(Engine(), None, None, None, True)
     assert "GPUs" in replacement.refusal

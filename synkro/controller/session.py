@@ -223,10 +223,10 @@ class Session(contextlib.AbstractContextManager["Session"]):
         objects = Objects(engine, master)
         distribution, background = Distribution(engine, objects), Background(engine, variables)
         replacement = Replacement(engine, objects.handover, start, lambda: distribution.sent, replace)
+        if replace and replacement.refusal is not None:
+            raise NotAvailable(f"{replacement.refusal} Leave replace=True out.")
+        engine.guard_by(replacement)
         if replace:
-            if replacement.refusal is not None:
-                raise NotAvailable(f"{replacement.refusal} Leave replace=True out.")
-            engine.guard_by(replacement)
             replacement.keep()
         parts = engine, outputs, variables, objects, distribution, background, replacement
         self.services: Services = Services(*parts)

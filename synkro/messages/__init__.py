@@ -72,11 +72,13 @@ from .objects import (
     Compare,
     Compared,
     Copied,
+    Copies,
     Copy,
     Distribute,
     Fetch,
     Parcel,
     Preserve,
+    Recover,
     Renew,
 )
 from .transport import Attach, Deliver, Housekeeping, Indirect

@@ -93,16 +93,27 @@ class Changes(Parcelled):
 
 
 class Changed(Reply):
-    """The numbers of the objects that hold something else, each with a digest of that; None for what
-    cannot be pickled."""
+    """The numbers of the objects that hold something else."""
 
-    changed: dict[int, bytes | None]
+    numbers: tuple[int, ...]
 
 
 class Copy(Command):
     """What the objects of these *numbers* hold, so that another rank can take it over."""
 
     numbers: tuple[int, ...]
+
+
+class Copies(Reply):
+    """Objects, by number, each with a pickle of what it holds; None for what pickle does not take."""
+
+    objects: dict[int, bytes | None]
+
+
+class Recover(Command):
+    """Put into *objects*, by number, what they held: pickles, as in ``Copies``."""
+
+    objects: dict[int, bytes]
 
 
 class Fetch(Command):
@@ -113,7 +124,7 @@ class Fetch(Command):
 
 
 class Copied(Reply):
-    """What was asked for, pickled; empty of a rank that was not asked."""
+    """The object, pickled; of other ranks empty."""
 
     pickle: bytes
 

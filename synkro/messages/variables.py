@@ -37,11 +37,13 @@ class Move(Command):
 
 
 class Secure(Command):
-    """Have all replicas lie in the arena, where they outlive the worker.
+    """Have all replicas, and what functions have made of objects, lie in the arena, where they outlive
+    the worker.
 
-    At a *time*, if that is given, copies of them are kept there, and copies of what the objects of these
-    *numbers* hold, and of what the program has sent; those of the time before stay.  Functions have
-    *changed* these objects.
+    At a *time*, if that is given, copies of replicas are kept there, and what the objects of these
+    *numbers* hold, and those that the program has sent, is kept; what was kept the time before stays.
+    Functions are known to have *changed* these objects.  Else nobody writes meanwhile; the objects of
+    these *numbers* are kept, and those of the last time, unless calls have run since.
     """
 
     time: int | None
@@ -61,17 +63,19 @@ class SecuredReplica(NamedTuple):
 
 
 class Secured(Reply):
-    """What is to outlive the worker, or has a digest.
+    """What outlives the worker, and where.
 
-    *generator* is the state of its random generator, or None if it has not drawn.  *called* says whether
-    a call has run since the last ``Secure``: it may have changed objects.  Of those that are kept,
-    *changed* has a digest of what functions have made of each; None for what cannot be pickled.
+    *objects* are those that functions have changed: their numbers, where pickles of what they hold lie,
+    and how long these are; *unkept* those of which there is none.  *generator* is the state of its
+    random generator, or None if it has not drawn.  *called* says whether a call has run since the last
+    ``Secure``.
     """
 
     replicas: tuple[SecuredReplica, ...]
+    objects: tuple[tuple[int, int, int], ...]
+    unkept: tuple[int, ...]
     generator: Any
     called: bool
-    changed: dict[int, bytes | None]
 
 
 class Revert(Command):

@@ -22,6 +22,7 @@ from ..packing.code import used_by, uses
 from ..packing.imported import OwnModule
 from ..packing.kinds import (
     CROWD,
+    FUNCTION,
     GENERATOR,
     INSTANCE,
     KINDS,
@@ -75,6 +76,7 @@ class RankObjects:
         self._next_look = 0.0
         self._computed: dict[int, frozenset[str]] = {}  # cached properties that came with objects
         self._digests: dict[int, Any] = {}  # of what cannot be looked into, when it came
+        self._sender: _Sender | None = None  # for other workers, as long as the objects are these
         self._came: set[int] = set()  # what the program has sent, or changed, since somebody asked
 
     def load(
@@ -116,6 +118,7 @@ class RankObjects:
             elif KINDS[kind] in (INSTANCE, STATEFUL) and (names := cached_names(type(obj))):
                 self._computed[number] = names & (attributes_of(obj) or {}).keys()
         self._came.update(changed, (number for _, number, _ in placed))
+        self._sender = None
         for number in self._digests.keys() & changed:
             self._digests[number] = self._kinds[number].look(self._objects[number])[WHOLE]
         return specs, movable
@@ -204,48 +207,52 @@ class RankObjects:
             found.append(not any(same))
         return tuple(found)
 
-    def survey(self, parcel: Parcel, memory: memoryview) -> dict[int, bytes | None]:
-        """The numbers of those in a list of objects that are not what they were when they came, each
-        with a digest of what it holds; None for what cannot be pickled."""
-        found: dict[int, bytes | None] = {}
+    def survey(self, parcel: Parcel, memory: memoryview) -> tuple[int, ...]:
+        """The numbers of those in a list of objects that are not what they were when they came."""
+        found = []
         for number, came in self._reader(parcel, memory).load():
             kind = self._kinds[number]
             before = {WHOLE: self._digests[number]} if kind in _WHOLES else came
             try:
-                is_same = before is not None and same_contents(kind, before, self.look(number))
-            except Exception:  # its __getstate__ does not work here
-                is_same = False
-            if not is_same:
-                found[number] = self.digest(number)
-        return found
+                if before is not None and same_contents(kind, before, self.look(number)):
+                    continue
+            except Exception:  # its __getstate__ does not work here: nobody can tell
+                pass
+            found.append(number)
+        return tuple(found)
 
-    def digest(self, number: int) -> bytes | None:
-        """A digest of what an object holds; None for what cannot be pickled."""
-        import hashlib  # noqa: PLC0415  it takes a while, and few programs need it
-
-        sender = self._sender()
-        sender.fast = True  # without a memo: which of equal parts are one object does not matter
+    def pickle(self, number: int) -> bytes | None:
+        """What an object holds, pickled: objects with numbers go by these.  None if pickle does not take
+        it."""
+        obj, kind = self.found(number)
+        sender = self._sender
+        if sender is None:
+            numbers = {id(obj): number for number, obj in self._objects.items()}
+            sender = self._sender = _Sender(numbers, self._modules)
         try:
-            sender.dump(self._kinds[number].travelling(self._objects[number], self.look(number)))
+            return sender.pickled(kind.travelling(obj, self.look(number)))[0]
         except Exception:  # of the object's own methods
+            self._sender = None
             return None
-        return hashlib.blake2b(sender.stream).digest()
 
-    def _sender(self) -> _Sender:
-        return _Sender({id(obj): number for number, obj in self._objects.items()}, self._modules)
+    def recover(self, pickles: Iterable[tuple[int, bytes]]) -> None:
+        """Put into objects what ``pickle`` has found in them."""
+        late = []
+        for number, pickled in pickles:
+            contents = Reader(pickled, (), self._objects, self._space).load()
+            if self._kinds[number] in (OPAQUE, STATEFUL):  # which copies what others hold
+                late.append((number, contents))
+            else:
+                self._put(number, contents)
+        for number, contents in late:
+            self._put(number, contents)
 
-    def copies(self, numbers: Sequence[int]) -> bytes:
-        """A delivery of what objects hold, for a worker that has them, too."""
-        sender = self._sender()
-        first: tuple[Any, ...] = 0, [], ([*numbers], [], ())
-        for part in first:
-            sender.dump(part)
-        for number in numbers:
-            obj, kind = self._objects[number], self._kinds[number]
-            sender.dump((kind.travelling(obj, self.look(number)), (), True))
-        sender.dump([])
-        sender.dump([])
-        return sender.stream
+    def _put(self, number: int, contents: Contents) -> None:
+        obj, kind = self.found(number)
+        if kind is FUNCTION:
+            kind.change(obj, contents, tuple(vars(obj).keys() - contents.keys()))
+        else:
+            kind.put_back(obj, contents)
 
     def forget_came(self) -> set[int]:
         """The numbers of what the program has sent, or changed, since this was asked last."""
@@ -259,7 +266,7 @@ class RankObjects:
     def look(self, number: int) -> Contents:
         """What an object holds, but for what tasks have prepared."""
         obj, kind = self._objects[number], self._kinds[number]
-        found = kind.look(obj)
+        found = dict(vars(obj)) if kind is FUNCTION else kind.look(obj)
         for prepared, _, before, now in self._prepared:
             if prepared is obj:
                 found = _without(found, before, now)
@@ -329,7 +336,7 @@ class RankObjects:
 
     def drop(self, number: int) -> None:
         """No function uses object *number* any more."""
-        self._together = None
+        self._together = self._sender = None
         obj = self._objects.pop(number, None)
         if self._by_id.get(id(obj)) == number:
             del self._by_id[id(obj)]

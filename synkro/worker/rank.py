@@ -58,6 +58,7 @@ class Rank(Workspace):
             messages.Restore: partial(restore, self),
             messages.Changes: self._survey,
             messages.Copy: self._copy_several,
+            messages.Recover: lambda command: self.objects.recover(command.objects.items()),
             messages.Fetch: self._copy,
             messages.Preserve: self._preserve,
             messages.Start: self._start,
@@ -158,8 +159,8 @@ class Rank(Workspace):
         parcel = command.parcel
         return messages.Changed(self.objects.survey(parcel, self._memory(parcel)))
 
-    def _copy_several(self, command: messages.Copy) -> messages.Copied:
-        return messages.Copied(self.objects.copies(command.numbers))
+    def _copy_several(self, command: messages.Copy) -> messages.Copies:
+        return messages.Copies({number: self.objects.pickle(number) for number in command.numbers})
 
     def _copy(self, command: messages.Fetch) -> messages.Copied:
         mine = self.number == command.rank

@@ -1,4 +1,8 @@
-"""What a rank keeps for the case that a worker dies: where its replicas outlive it, and copies.
+"""What a rank keeps for the case that a worker dies: replicas, and what functions have made of objects.
+
+It lies in the arena, where the main process reads it when the worker is gone.  Objects are kept as
+pickles of what they hold: all that they are made of, but for other objects with numbers, which are kept
+by themselves.
 
 In a session that replaces workers, what was kept last is how all was when the last call had ended; what
 was kept before stays until the next time, as a worker may die while others keep things.
@@ -11,27 +15,30 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .. import messages
 from ..errors import InternalError
-from ..packing.kinds import ARRAY, FUNCTION, NAME, WHOLE, Contents, Kind, same_contents
+from ..packing.kinds import ARRAY, NAME, WHOLE, Contents, same_contents
 from ..values.arrays import Array, code_of, same_bits
 from .replica import KeptReplica, Replica
 from .workspace import Workspace
 
-_UNCHANGED = (FUNCTION, NAME)  # kinds that calls do not change
+Bytes = NDArray[np.uint8]
 
 
 @dataclass
 class _Object:
-    """An object as it was kept: a copy of what it held, how it looked, and a digest, if functions have
-    changed it since it came; None if it cannot be pickled."""
+    """An object as it was kept: a pickle of what it held, or of an array a copy, or, if pickle does not
+    take it, how it looked.
 
-    obj: Any
-    kind: Kind
-    contents: Contents
-    look: Contents
-    changed: dict[int, bytes | None] = field(default_factory=dict)  # by its number, or nothing
+    *stored* is the pickle in the arena, if functions have changed it since it came; *lost*: there should
+    be one, and is none.
+    """
+
+    held: bytes | Array | Contents
+    stored: Bytes | None = None
+    lost: bool = False
 
 
 @dataclass
@@ -53,30 +60,36 @@ class Safekeeping:
 
     def secure(self, command: messages.Secure) -> messages.Secured:
         """Keep what the command says, and tell where it is."""
-        rank = self._rank
+        rank, last = self._rank, self._last
         called = rank.forget_calls()
-        generator = rank.group.rng_state
-        if command.time is None:
-            found = {number: _shared(replica) for number, replica in rank.variables.items()}
-            return messages.Secured(self._places(found), generator, called, {})
-        last = self._last
-        replicas = {
-            number: self._copy(replica, last.replicas.get(number))
-            for number, replica in rank.variables.items()
-        }
-        objects = {n: one for n, one in last.objects.items() if rank.objects.has(n)}
         came = rank.objects.forget_came()
-        for number in filter(rank.objects.has, {*command.numbers, *came}):
-            obj, kind = rank.objects.found(number)
-            if kind not in _UNCHANGED:
-                one = objects[number] = self._object(obj, kind, number, number in came)
-                if number in command.changed and not one.changed:
-                    one.changed[number] = self._rank.objects.digest(number)
-        self._last, self._before = _Kept(command.time, replicas, objects, generator), last
-        changed: dict[int, bytes | None] = {}
-        for one in objects.values():
-            changed |= one.changed
-        return messages.Secured(self._places(replicas), generator, called, changed)
+        if command.time is None:  # for a map: nobody changes anything meanwhile
+            replicas = {number: _shared(replica) for number, replica in rank.variables.items()}
+            objects = {} if called else dict(last.objects)
+            objects |= {number: self._stored(number) for number in command.numbers}
+        else:
+            replicas = {
+                number: self._copy(replica, last.replicas.get(number))
+                for number, replica in rank.variables.items()
+            }
+            objects = dict(last.objects)
+            for number in filter(self._may_change, {*command.numbers, *came}):
+                objects[number] = self._object(number, number in came, number in command.changed)
+        objects = {number: one for number, one in objects.items() if rank.objects.has(number)}
+        generator = rank.group.rng_state
+        self._last, self._before = _Kept(command.time or 0, replicas, objects, generator), last
+        stored = {number: one.stored for number, one in objects.items() if one.stored is not None}
+        return messages.Secured(
+            self._replicas(replicas),
+            tuple((number, rank.comm.offset(array), len(array)) for number, array in stored.items()),
+            tuple(number for number, one in objects.items() if one.lost),
+            generator,
+            called,
+        )
+
+    def _may_change(self, number: int) -> bool:
+        """Whether an object is there, and no name, which functions do not assign to."""
+        return self._rank.objects.has(number) and self._rank.objects.found(number)[1] is not NAME
 
     def _copy(self, replica: Replica, last: Array | None) -> Array:
         """A copy of a replica in the arena: the last one, if it is still that."""
@@ -87,25 +100,38 @@ class Safekeeping:
         self._rank.device.assign(fresh, whole)
         return fresh
 
-    def _object(self, obj: Any, kind: Kind, number: int, came: bool) -> _Object:
-        """An object as it is kept: the last time's, if it is still that; *came* says whether the program
-        has sent it, or some of it, since then."""
-        last = self._last.objects.get(number)
-        if last is not None and not came and self._is_as_kept(number, last):
+    def _object(self, number: int, came: bool, changed: bool) -> _Object:
+        """An object as it is kept: the last time's, if it is still that.  The program has sent it since
+        then if it *came*; functions had *changed* it before, if they are known to have."""
+        last, objects = self._last.objects.get(number), self._rank.objects
+        if last is not None and not changed and self._is_as_kept(number, last):
             return last
-        look = {} if kind is ARRAY else self._rank.objects.look(number)
-        kept = _Object(obj, kind, kind.kept(obj), look)
-        was_changed = bool(last is not None and last.changed)
-        if was_changed or (last is not None and not came):
-            kept.changed[number] = self._rank.objects.digest(number)
-        return kept
+        obj, kind = objects.found(number)
+        pickled = None if kind is ARRAY else objects.pickle(number)
+        held = np.array(obj) if kind is ARRAY else objects.look(number) if pickled is None else pickled
+        if not changed and (last is None or (came and last.stored is None and not last.lost)):
+            return _Object(held)
+        return self._stored(number, held)
+
+    def _stored(self, number: int, held: bytes | Array | Contents | None = None) -> _Object:
+        """An object that functions have changed."""
+        pickled = held if isinstance(held, bytes) else self._rank.objects.pickle(number)
+        if pickled is None:
+            return _Object({} if held is None else held, lost=True)
+        array: Bytes = self._rank.comm.empty((len(pickled),), np.uint8)
+        array[:] = np.frombuffer(pickled, np.uint8)
+        return _Object(pickled if held is None else held, array)
 
     def _is_as_kept(self, number: int, kept: _Object) -> bool:
-        if kept.kind is ARRAY:  # faster than by digests
-            return same_bits(kept.obj, kept.contents[WHOLE])
-        return same_contents(kept.kind, kept.look, self._rank.objects.look(number))
+        objects = self._rank.objects
+        obj, kind = objects.found(number)
+        if isinstance(kept.held, bytes):
+            return objects.pickle(number) == kept.held
+        if isinstance(kept.held, np.ndarray):
+            return same_bits(obj, kept.held)
+        return same_contents(kind, kept.held, objects.look(number))
 
-    def _places(self, arrays: Mapping[int, Array]) -> tuple[messages.SecuredReplica, ...]:
+    def _replicas(self, arrays: Mapping[int, Array]) -> tuple[messages.SecuredReplica, ...]:
         rank = self._rank
         found = []
         for number, array in arrays.items():
@@ -128,10 +154,19 @@ class Safekeeping:
                 fresh = rank.comm.empty(array.shape, array.dtype)
                 rank.device.assign(fresh, array)
                 replica.adopt(fresh)
-        for number, one in kept.objects.items():
-            if rank.objects.has(number) and not self._is_as_kept(number, one):
-                one.kind.put_back(one.obj, one.contents)
+        changed = {n: one for n, one in kept.objects.items() if self._is_changed(n, one)}
+        for number, one in changed.items():
+            obj, kind = rank.objects.found(number)
+            if isinstance(one.held, np.ndarray):
+                kind.put_back(obj, {WHOLE: one.held})
+            elif isinstance(one.held, dict):
+                kind.put_back(obj, one.held)
+        pickles = ((n, one.held) for n, one in changed.items() if isinstance(one.held, bytes))
+        rank.objects.recover(pickles)
         rank.group.restore_rng(kept.generator)
+
+    def _is_changed(self, number: int, kept: _Object) -> bool:
+        return self._rank.objects.has(number) and not self._is_as_kept(number, kept)
 
 
 def restore(rank: Workspace, command: messages.Restore) -> None:

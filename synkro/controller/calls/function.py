@@ -336,6 +336,7 @@ class Function(SentFunction, Generic[P, R]):
     ) -> Any:
         replacement = self._services.replacement
         if not replacement.always:
+            replacement.note_call()
             return self._ran(planned, on_tick, assigned, targets)
         action = functools.partial(self._ran, planned, on_tick, assigned, targets)
         return replacement.call(self, action)

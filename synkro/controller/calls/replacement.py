@@ -3,9 +3,8 @@
 ::
 
     functions and objects   written anew from here, under the same numbers
-    objects that functions have changed there, or the program here
-                            copied from a rank that lives, if all ranks had made the same of them
-    variables               read from the arena, where they outlive the worker
+    what functions have made of objects, and variables
+                            read from the arena, where they outlive the worker
     segments                as all have them
 
 In a map nobody changes variables and objects, so nothing is kept.  A session that replaces workers
@@ -18,13 +17,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import WorkerDied, WorkerError
 from ...ipc.process import BROKEN, ProcessEnd
-from ...messages import Distribute, Renew, Restore, Revert, Secure, Secured, Start
+from ...memory.interrupts import uninterrupted
+from ...memory.segment import Segment
+from ...messages import Distribute, Recover, Restore, Revert, Secure, Secured, Start
 from ...plan.call import Region, aligned
 from ..engine.engine import Engine, State
 from ..objects.handover import Handover
@@ -39,12 +41,11 @@ _CALM = 5.0  # seconds that ranks may take to end a call that was interrupted, b
 Sent = tuple[tuple[str, ...], str, dict[str, dict[str, Any]]]
 
 
-INTERRUPTED = "That another one took its place was interrupted."
-
-
 def failed(error: Exception) -> str:
     """What to say where no worker took the place of another because of an *error*."""
-    return f"Another one could not take its place: {str(error).partition(f' {BROKEN}')[0]}"
+    why = str(error).partition(f" {BROKEN}")[0].rstrip(".")
+    often = f", {_AGAIN} times" if isinstance(error, WorkerDied) else ""
+    return f"Another one could not take its place{often}: {why}."
 
 
 class UsesObjects(Protocol):
@@ -74,17 +75,17 @@ class Replacement:
     _sent: Callable[[], Sent | None]
     always: bool
     _secured: list[Secured] = field(default_factory=list)  # by rank
-    _changed: dict[Known, bool] = field(default_factory=dict)
-    """Objects that functions have changed on the workers, and whether all have made the same of each."""
-    _copies: Renew | None = None  # what gives a worker those that are alike, for maps
-    _restores: dict[int, tuple[Restore, Any]] = field(default_factory=dict)
-    """What gives ranks that are being replaced their variables, which are no longer where they were, and
-    the memory of that."""
+    _taken: dict[int, _Taken] = field(default_factory=dict)
+    """What ranks that are being replaced had, which is no longer where it was."""
     _lives: dict[int, int] = field(default_factory=dict)  # how many workers a rank has had, but for one
     _time: int = 0  # the number of the last time that all ranks have kept copies
-    _owed: set[int] | None = None  # numbers of objects of which copies are to be kept; None: nothing is
-    _apart: bool = False  # whether calls on some ranks alone have ended since then
+    _owed: set[int] | None = None  # objects that may be others than what was kept; None: nothing is
+    _apart: bool = False  # whether calls on some ranks have ended since then, beside others
     _inside: bool = False  # whether an operation of several commands goes on
+    _insists: bool = False  # whether a map is about to begin that goes on after deaths
+
+    def __post_init__(self) -> None:
+        self._secured = [Secured((), (), (), None, False)] * self._engine.size
 
     @property
     def refusal(self) -> str | None:
@@ -95,31 +96,37 @@ class Replacement:
             return "Workers on GPUs are not replaced: NCCL connects them once."
         return None
 
+    @property
+    def heals(self) -> bool:
+        """Whether workers that die now, while no map runs, are to be replaced."""
+        return self.always or self._insists
+
     # ── before a death ───────────────────────────────────────────────────────────────────────────
 
     def prepare(self) -> None:
         """A map begins: see that what the workers have can outlive them."""
-        if self.refusal is not None:
-            return
         if self.always:
             self._catch_up()
-        else:
-            self._secured = self._engine.run(Secure(None, (), ()))
-            if any(secured.called for secured in self._secured):
-                self._changed, self._copies = self._handover.survey(), None
-        alike = [known for known, same in self._changed.items() if same]
-        if alike and self._copies is None:
-            self._copies = self._handover.copy(alike, 0)
+            return
+        self._secured = self._engine.run(Secure(None, (), ()))
+        if any(secured.called for secured in self._secured):
+            self._secured = self._engine.run(Secure(None, self._handover.survey(), ()))
+        self._owed = None
 
     def insist(self, action: Callable[[], T]) -> T:
-        """Do *action*, also if workers die that are replaced, and all is as before."""
-        for left in reversed(range(_AGAIN)):
-            try:
-                return action()
-            except WorkerDied:
-                if not left or self._engine.state is not State.READY:
-                    raise
-        raise AssertionError
+        """Do *action*, which begins a map, also if workers die, others take their places, and nothing
+        else was lost."""
+        insisted, self._insists = self._insists, self.refusal is None
+        try:
+            for left in reversed(range(_AGAIN)):
+                try:
+                    return action()
+                except WorkerDied:
+                    if not left or self._engine.state is not State.READY:
+                        raise
+            raise AssertionError
+        finally:
+            self._insists = insisted
 
     def call(self, function: UsesObjects, action: Callable[[], T]) -> T:
         """Do *action*, a call of *function*, in a session that replaces workers: copies are kept when it
@@ -129,6 +136,7 @@ class Replacement:
         try:
             result = action()
         except WorkerError:  # what they have done by then counts
+            self._inside = False
             self._keep(function.roots)
             raise
         except BaseException:  # nothing has ended
@@ -141,14 +149,18 @@ class Replacement:
 
     def keep(self) -> None:
         """A command has ended that may have changed what workers have."""
-        if self._inside:
+        if self._inside or not self.always:
             self._owe(())
         else:
             self._keep(())
 
+    def note_call(self) -> None:
+        """A call begins in a session that does not keep copies."""
+        self._owed = set()
+
     def _keep(self, roots: Iterable[Known]) -> None:
         self._owe(roots)
-        self._apart |= self._engine.turns.own is not None
+        self._apart |= not self._engine.turns.alone
         self._catch_up()
 
     def _owe(self, roots: Iterable[Known]) -> None:
@@ -156,14 +168,17 @@ class Replacement:
 
     def _catch_up(self) -> None:
         """Keep copies of what has changed since they were kept."""
-        if self._owed is None or not self.always or self._engine.turns.own is not None:
+        if self._owed is None or not self.always or not self._engine.turns.alone:
             return
-        self._copies = None
-        numbers, changed = tuple(self._owed), tuple(known.number for known in self._changed)
-        self._secured = self._engine.run(Secure(self._time + 1, numbers, changed))
+        secure = Secure(self._time + 1, tuple(self._owed), ())
+        if self._engine.turns.own is None:
+            self._secured = self._engine.run(secure)
+        else:  # in an operation on some ranks, beside which there is none
+            try:
+                self._secured = self._engine.workers.each(secure)
+            except WorkerDied as died:
+                raise self.heal([self._engine.workers.ended(died.rank)], "") from None
         self._time, self._owed, self._apart = self._time + 1, None, False
-        ways = [secured.changed for secured in self._secured]
-        self._changed = self._handover.alike(ways) if any(ways) else {}
 
     def reseed(self, seed: int) -> None:
         """The generators of all ranks were seeded anew."""
@@ -171,36 +186,36 @@ class Replacement:
 
     # ── after a death ────────────────────────────────────────────────────────────────────────────
 
-    def copied(self, used: Iterable[Known] = ()) -> list[Known]:
+    def copied(self, used: Iterable[Known]) -> list[Known]:
         """The objects that have to be copied from a rank that lives, and has nothing else to do.
 
         What is *used* meanwhile is to be as the workers have it.  What else the program has changed, it
         sends to all before the next call that uses it.
         """
-        found = dict.fromkeys([*self._changed, *self._handover.changed(used)])
-        return [known for known in found if self._copies is None or not self._changed.get(known)]
+        stored = {number for number, _, _ in self._secured[0].objects}
+        return [known for known in self._handover.changed(used) if known.number not in stored]
 
     def heal(self, ended: Sequence[ProcessEnd], at: str) -> WorkerDied:
         """Workers have died in an operation, which nobody goes on with: all ranks become as they were
-        when the last one had ended.  Returns what to raise; *at* begins its sentence."""
+        when the last one had ended.  Returns what to raise; *at* begins its sentence.
+
+        Ctrl-C is deferred until that is done.
+        """
         workers, first = self._engine.workers, ended[0]
         dead = [each.rank for each in ended]
         try:
-            if self._apart:
-                raise CannotReplaceError("A call with target= had run, of which no copies were kept.")
-            for rank in dead:
-                workers.bury(rank)
-            dead += workers.calm(_CALM)
-            self._revive(dead)
+            with uninterrupted():
+                for rank in dead:
+                    workers.bury(rank)
+                dead += workers.calm(_CALM)
+                self._revive(dead)
         except CannotReplaceError as error:
             return self.ended(first, at, str(error))
         except Exception as error:
+            self._engine.require_ready()  # a signal handler may have closed the session
             died = self.ended(first, at, failed(error))
             died.__cause__ = error
             return died
-        except BaseException:
-            self.ended(first, at, INTERRUPTED)
-            raise
         return workers.died(
             first, at, "Another one has taken its place: all is as when the last call had ended."
         )
@@ -211,17 +226,22 @@ class Replacement:
 
         Raises: CannotReplaceError; what the commands raise; WorkerDied as that happens again and again.
         """
+        if self._apart or (self._owed is not None and not self.always):
+            raise CannotReplaceError(
+                "Calls had run of which no copies were kept, and what it had made of variables and "
+                "objects is lost."
+            )
         deaths = 0
-        reverted: set[int] = set()
+        back: set[int] = set()
         while dead:
             living = [rank for rank in self._engine.everyone.ranks if rank not in dead]
             try:
-                for rank in living:
-                    if rank not in reverted:
+                for rank in living if self.always else ():
+                    if rank not in back:
                         self._engine.workers.tell(rank, Revert(self._time), _PATIENCE)
-                    reverted.add(rank)
-                self.replace(dead[-1], self.copied(), next(iter(living), None))
-                reverted.add(dead.pop())
+                    back.add(rank)
+                self.replace(dead[-1], [], None)
+                back.add(dead.pop())
             except WorkerDied as another:
                 deaths += 1
                 if deaths > _AGAIN:
@@ -242,13 +262,19 @@ class Replacement:
 
         Raises: CannotReplaceError; what the commands raise.
         """
-        self._check(rank, copied, source)
-        if rank not in self._restores:
-            self._restores[rank] = self._restored(self._secured[rank])
+        if self.refusal is not None:
+            raise CannotReplaceError(self.refusal)
+        if copied and source is None:
+            raise CannotReplaceError(
+                f"The program has changed {copied[0].path!r}, which the tasks use, since the map began, "
+                f"and no worker has it as it was."
+            )
+        if rank not in self._taken:
+            self._taken[rank] = self._take(self._secured[rank])
         for left in reversed(range(_AGAIN)):
             try:
                 self._secured[rank] = self._begin(rank, copied, source)
-                del self._restores[rank]
+                del self._taken[rank]
                 break
             except WorkerDied as another:
                 self._engine.workers.bury(rank)  # which may have begun
@@ -257,54 +283,52 @@ class Replacement:
 
     def _begin(self, rank: int, copied: list[Known], source: int | None) -> Secured:
         """Begin another worker, with all that it needs; it keeps that, as others have."""
-        engine, handover = self._engine, self._handover
-        parcel, _segment = handover.anew()
-        engine.workers.replace(rank)
+        workers, taken = self._engine.workers, self._taken[rank]
+        parcel, _segment = self._handover.anew()
+        workers.replace(rank)
         self._lives[rank] = life = self._lives.get(rank, 0) + 1
         start = replace(self._start, life=life, profiles=self._profiles(rank, life))
-        engine.workers.tell(rank, start, _PATIENCE)
-        engine.workers.tell(rank, self._restores[rank][0], _PATIENCE)
+        workers.tell(rank, start, _PATIENCE)
+        workers.tell(rank, taken.variables, _PATIENCE)
         if (sent := self._sent()) is not None:
-            engine.workers.tell(rank, Distribute(parcel, *sent), _PATIENCE)
-        if self._copies is not None:
-            engine.workers.tell(rank, self._copies, _PATIENCE)
-        if copied:
-            assert source is not None
-            engine.workers.tell(rank, handover.copy(copied, source), _PATIENCE)
-        changed = tuple(known.number for known in self._changed)
-        kept = Secure(self._time, (), changed) if self.always else Secure(None, (), ())
-        secured: Secured = engine.workers.tell(rank, kept, _PATIENCE)
+            workers.tell(rank, Distribute(parcel, *sent), _PATIENCE)
+        workers.tell(rank, taken.objects, _PATIENCE)
+        if source is not None and copied:
+            workers.tell(rank, self._handover.copy(copied, source), _PATIENCE)
+        numbers = tuple(taken.objects.objects)
+        kept = Secure(self._time, (), numbers) if self.always else Secure(None, numbers, ())
+        secured: Secured = workers.tell(rank, kept, _PATIENCE)
         return secured
 
-    def _check(self, rank: int, copied: list[Known], source: int | None) -> None:
-        """Raises: CannotReplaceError if not all that the worker had can be had."""
-        if self.refusal is not None:
-            raise CannotReplaceError(self.refusal)
-        if apart := [known.path for known in copied if not self._changed.get(known, True)]:
+    def _take(self, secured: Secured) -> _Taken:
+        """What a worker had, from the arena.  Raises: CannotReplaceError."""
+        if secured.unkept and (names := self._handover.called(secured.unkept)):
             raise CannotReplaceError(
-                f"The ranks had made different things of {apart[0]!r}, which functions use, and rank "
-                f"{rank}'s is lost: let functions return what is to be kept, or make it a variable."
+                f"What functions had made of {names[0]!r} cannot be pickled, and is lost: let them "
+                f"return what is to be kept, or make it a variable."
             )
-        if copied and source is None:
-            raise CannotReplaceError(
-                f"What {copied[0].path!r}, which functions use, had become on the workers died with the "
-                f"last one: let functions return what is to be kept, or make it a variable."
-            )
-
-    def _restored(self, secured: Secured) -> tuple[Restore, Any]:
-        """What gives a worker the variables of the one before, as long as the memory is held."""
         replicas = secured.replicas
         sizes = [np.dtype(each.dtype).itemsize * int(np.prod(each.shape)) for each in replicas]
         segment = self._engine.directory.allocate(sum(map(aligned, sizes)), "variables")
         found, end = [], 0
         for each, nbytes in zip(replicas, sizes, strict=True):
             found.append((each, Region(segment.number, end, each.shape, each.dtype)))
-            at = end
-            for piece in self._engine.workers.read_arena(each.place, nbytes):
-                segment.base[at : at + len(piece)] = memoryview(piece)
-                at += len(piece)
+            self._read(each.place, segment.base[end : end + nbytes])
             end += aligned(nbytes)
-        return Restore(tuple(found), secured.generator), segment
+        objects = {}
+        for number, place, nbytes in secured.objects:
+            self._read(place, pickled := np.empty(nbytes, np.uint8))
+            objects[number] = pickled.tobytes()
+        there = set(self._handover.numbers())
+        objects = {number: pickled for number, pickled in objects.items() if number in there}
+        return _Taken(Restore(tuple(found), secured.generator), Recover(objects), segment)
+
+    def _read(self, place: int, memory: NDArray[np.uint8]) -> None:
+        """Read what lies in the arena from *place* on."""
+        at = 0
+        for piece in self._engine.workers.read_arena(place, len(memory)):
+            memory[at : at + len(piece)] = memoryview(piece)
+            at += len(piece)
 
     def _profiles(self, rank: int, life: int) -> tuple[str, ...] | None:
         """The files of profiles: that of *rank* gets a name that no earlier worker has used."""
@@ -314,3 +338,11 @@ class Replacement:
         paths[rank] = "{0}-{2}{1}".format(*os.path.splitext(paths[rank]), life)
         self._engine.say(f"Synkro: the next profile of rank {rank} is {paths[rank]}")
         return tuple(paths)
+
+
+class _Taken(NamedTuple):
+    """What a worker had: what gives another one its variables, whose memory is held, and its objects."""
+
+    variables: Restore
+    objects: Recover
+    memory: Segment

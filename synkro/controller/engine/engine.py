@@ -89,6 +89,10 @@ class OpenCommand(Protocol):
 class Guard(Protocol):
     """Sees to it that workers that die are replaced."""
 
+    @property
+    def heals(self) -> bool:
+        """Whether workers that die now are to be replaced."""
+
     def heal(self, ended: Sequence[ProcessEnd], at: str) -> WorkerDied:
         """Replace workers that have died in an operation; returns what to raise."""
 
@@ -354,7 +358,8 @@ class Engine:
 
     def break_by(self, died: WorkerDied) -> None:
         """The session is over, as a worker has *died*."""
-        self.state, self._why_broken = State.BROKEN, str(died).partition(". ")[0] + "."
+        if self.state is not State.CLOSED:
+            self.state, self._why_broken = State.BROKEN, str(died).partition(". ")[0] + "."
         self._pool.kill()
 
     def finish(self) -> list[Any]:
@@ -446,7 +451,7 @@ class Engine:
         self.require_ready()  # another thread may have called close()
         if self._open is not None and self._open.outlives:
             return [*map(self._pool.end_of, ready)]
-        if self._guard is not None and self._open is None and not self.turns.go_on:
+        if self._guard is not None and self._guard.heals and self._open is None and self.turns.alone:
             raise self._guard.heal([*map(self._pool.end_of, ready)], "")
         died = self._pool.death(ready[0])
         if self._open is not None:

@@ -107,6 +107,11 @@ class Turns:
         return any(turn.lasts for turn in self.line)
 
     @property
+    def alone(self) -> bool:
+        """Whether no other thread's operation goes on."""
+        return not any(turn.lasts and not _IS_OWNED(turn.lock) for turn in self.line)
+
+    @property
     def ranks(self) -> frozenset[int]:
         """The ranks that this thread's operation may use."""
         own = self.own if self.line else None

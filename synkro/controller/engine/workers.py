@@ -34,7 +34,7 @@ class Workers:
     _passed: list[tuple[int, int]] = field(default_factory=list)  # descriptors that all ranks have
 
     def __post_init__(self) -> None:
-        self._post = Post(self._pool, self._channel, self._directory, self._each)
+        self._post = Post(self._pool, self._channel, self._directory, self.each)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -86,10 +86,11 @@ class Workers:
             raise self._post.late(late, limit or 0.0)
         return self._post.read(lane)[0]
 
-    def _each(self, command: Command, lane: Lane) -> list[Any]:
-        """Have each rank of *lane* do *command*."""
-        segments = self._directory.segments(command)
-        return [self._send(rank, command, segments, None) for rank in lane.ranks]
+    def each(self, command: Command, lane: Lane | None = None) -> list[Any]:
+        """Have each rank of *lane*, or each of all, do *command*, one after the other; returns their
+        replies."""
+        segments, ranks = self._directory.segments(command), (lane or self._channel.everyone).ranks
+        return [self._send(rank, command, segments, None) for rank in ranks]
 
     def join(self, rank: int, payload: bytes, segments: Segments) -> None:
         """Have *rank* do what is open, too, the command *payload*, which all others have begun."""

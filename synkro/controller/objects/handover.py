@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...memory.segment import Segment
-from ...messages import Changes, Copy, FunctionSpec, Parcel, Renew
+from ...messages import Changes, Copy, FunctionSpec, Parcel, Recover
 from ...packing import kinds
 from ...packing.kinds import WHOLE
 from ...packing.pickles import Writer
@@ -52,27 +52,34 @@ class Handover:
         """Those of *objects* that the program has changed since the workers took them over."""
         return [known for known in objects if not _is_as_taken(known)]
 
-    def survey(self) -> dict[Known, bool]:
-        """The objects that functions have changed on the workers, and of each whether all ranks have
-        made the same of it."""
+    def survey(self) -> tuple[int, ...]:
+        """The numbers of objects that functions have changed on some worker."""
         everything = {known.number: known for known in self._registry.all() if _can_change_there(known)}
         writer = self._registry.writer(self._compiled)
         writer.dump([(known.number, known.contents) for known in everything.values()])
         parcel, _memory = parcelled(self._engine.allocate, writer)
-        return self.alike([reply.changed for reply in self._engine.run(Changes(parcel))])
+        replies = self._engine.run(Changes(parcel))
+        return tuple(set[int]().union(*(reply.numbers for reply in replies)))
 
-    def alike(self, ways: Sequence[Mapping[int, bytes | None]]) -> dict[Known, bool]:
-        """The objects of which ranks have digests, and of each whether they are the same: *ways* has
-        those of each rank, by number."""
-        everything = {known.number: known for known in self._registry.all()}
-        found = {n: {way.get(n) for way in ways} for n in set[int]().union(*ways) & everything.keys()}
-        return {everything[n]: len(made) == 1 and None not in made for n, made in found.items()}
+    def copy(self, objects: Sequence[Known], source: int) -> Recover:
+        """What gives a worker *objects* as they are on the rank *source*, which has nothing to do.
 
-    def copy(self, objects: Sequence[Known], source: int) -> Renew:
-        """What gives a worker *objects* as they are on the rank *source*, which has nothing to do."""
+        Raises: ValueError for what pickle does not take.
+        """
         numbers = tuple(known.number for known in objects)
-        reply = self._engine.workers.tell(source, Copy(numbers), None)
-        return Renew(Parcel(reply.pickle, None, ()))
+        copies = self._engine.workers.tell(source, Copy(numbers), None).objects
+        if lost := [known.path for known in objects if copies[known.number] is None]:
+            raise ValueError(f"{lost[0]!r} cannot be pickled on a worker")
+        return Recover(copies)
+
+    def numbers(self) -> list[int]:
+        """Those of all objects that the workers have."""
+        return [known.number for known in self._registry.all()]
+
+    def called(self, numbers: Iterable[int]) -> list[str]:
+        """The names of objects."""
+        wanted = set(numbers)
+        return [known.path for known in self._registry.all() if known.number in wanted]
 
 
 def _written(

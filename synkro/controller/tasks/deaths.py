@@ -18,9 +18,11 @@ from typing import NamedTuple
 from ...errors import CallTimeout, SynkroError, WorkerDied
 from ...ipc.process import ProcessEnd
 from ...ipc.queue import Dispatcher
+from ...memory.interrupts import uninterrupted
 from ...messages import Phase
-from ..calls.replacement import INTERRUPTED, CannotReplaceError, Replacement, failed
+from ..calls.replacement import CannotReplaceError, Replacement, failed
 from ..engine.engine import Engine
+from ..engine.nesting import operation
 from ..objects.known import Known
 from ..objects.values import SharedByTasks
 from .feed import Feed
@@ -160,6 +162,7 @@ class Deaths:
             (ended.rank,),
         )
 
+    @operation(unbroken=True)
     def replace(self, pause: Callable[[], None] | None) -> list[int]:
         """Put other workers in the places of the dead; returns their ranks.
 
@@ -172,16 +175,15 @@ class Deaths:
             if copied and pause is not None:
                 pause()
             replaced: list[int] = []
-            while self._dead:
-                replaced.append(self._replace(copied))
+            with uninterrupted():
+                while self._dead:
+                    replaced.append(self._replace(copied))
             return replaced
         except CannotReplaceError as error:
             raise self._ended(ended, str(error)) from None
         except Exception as error:
+            self._engine.require_ready()  # a signal handler may have closed the session
             raise self._ended(ended, failed(error)) from error
-        except BaseException:
-            self._ended(ended, INTERRUPTED)
-            raise
 
     def _replace(self, copied: list[Known]) -> int:
         """Replace one of the dead; returns its rank."""

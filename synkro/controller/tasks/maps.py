@@ -241,8 +241,10 @@ class Maps:
             values = functools.partial(objects.values, shared=shared)
             with engine.turns.limited(wished.limit):
                 bring = functools.partial(function.command, given, self._descriptors, shared, wished)
-                planned, work = self._services.replacement.insist(bring)
-                values(OUT_OF_BAND).introduce(_classes(iterables))
+                introduce = functools.partial(values(OUT_OF_BAND).introduce, _classes(iterables))
+                insist = self._services.replacement.insist if wished.outlives else _once
+                planned, work = insist(bring)
+                insist(introduce)
             checkpoint, work = _begun(wished.checkpoint, name, fn, given, work)
             self._last = function
         together = wished.together
@@ -361,6 +363,10 @@ def _begun(
         parts = fingerprint.of_function(fn, common)
         seed, number = checkpoint.begin(name, parts, work.seed, work.number)
         return checkpoint, replace(work, seed=seed, number=number)
+
+
+def _once(action: Callable[[], R]) -> R:
+    return action()
 
 
 def _iterator(iterable: Any, number: int) -> Iterator[Any]:
