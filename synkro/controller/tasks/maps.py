@@ -230,7 +230,8 @@ class Maps:
         bar = Progress(name, length, "item") if wished.progress else None
         with engine.lock:
             engine.wait_until_ready()
-            engine.settle(wished.limit)
+            insist = self._services.replacement.insist if wished.outlives else _once
+            insist(functools.partial(engine.settle, wished.limit))
             queue = self._opened()
             last, used = self._last, self._used()
             is_free = used is None or used.is_over  # so that what the last function uses may change
@@ -242,7 +243,6 @@ class Maps:
             with engine.turns.limited(wished.limit):
                 bring = functools.partial(function.command, given, self._descriptors, shared, wished)
                 introduce = functools.partial(values(OUT_OF_BAND).introduce, _classes(iterables))
-                insist = self._services.replacement.insist if wished.outlives else _once
                 planned, work = insist(bring)
                 insist(introduce)
             checkpoint, work = _begun(wished.checkpoint, name, fn, given, work)
