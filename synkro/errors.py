@@ -50,11 +50,13 @@ class SynkroError(Exception):
             program did not get.
         finished: … the numbers of their items.
         pending: … the numbers of the items that have no result; of a generator's those that were read.
+        item: of the error of a task that was tried again, or is a result: the number of its item.
     """
 
     results: list[Any]
     finished: list[int]
     pending: list[int]
+    item: int
 
 
 class UsageError(SynkroError):

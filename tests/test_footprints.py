@@ -327,7 +327,7 @@ def test_variables_of_a_worker_that_has_died():
             np.testing.assert_array_equal(replica.value, value)
         secured = home.do(Secure(None, (), ()))
         assert [each._replace(place=0) for each in secured.replicas] == [was for was, _ in pairs]
-        assert (secured.called, secured.generator, secured.changed) == (False, None, {})
+        assert (secured.called, secured.generator, secured.objects) == (False, None, ())
 
 
 def test_variables_are_as_they_were_kept():
@@ -440,7 +440,7 @@ SAY_ALL = {
     *(messages.Fetch, messages.Preserve, messages.Keep, messages.Move, messages.Inspect),
     messages.Identify,
     messages.Export,
-    *(Secure, Revert, messages.Copy),
+    *(Secure, Revert, messages.Copy, messages.Recover),
     *(messages.Exchange, messages.Reseed, messages.Generator, messages.Release, messages.Exit),
 }
 WITH_A_TEST = {

@@ -167,8 +167,8 @@ class ProcessEnd(NamedTuple):
 
 _HINTS: dict[int, str] = {
     signal.SIGKILL: " (out of memory, perhaps)",
-    signal.SIGSEGV: " (inputs are read-only: a library that writes to one without checking ends the "
-    "worker like this; copy the input first, with .clone() in PyTorch)",
+    signal.SIGSEGV: " (a library that wrote to an input, perhaps: these are read-only; copy it first, "
+    "with .clone() in PyTorch)",
 }
 
 

@@ -56,7 +56,7 @@ def of_function(fn: Callable[..., Any], common: Mapping[str, Any]) -> dict[str, 
         fn = fn.func
     parts["the arguments of its partial"] = given
     if isinstance(fn, MethodType):
-        parts["the object whose method it is"] = fn.__self__
+        parts["the object of the method"] = fn.__self__
         fn = fn.__func__
     plain = _plain(fn)
     if isinstance(plain, FunctionType) and is_sent_by_value(plain):

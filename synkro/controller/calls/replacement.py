@@ -177,7 +177,7 @@ class Replacement:
             try:
                 self._secured = self._engine.workers.each(secure)
             except WorkerDied as died:
-                raise self.heal([self._engine.workers.ended(died.rank)], "") from None
+                raise self.heal([self._engine.workers.ended(died.rank)]) from None
         self._time, self._owed, self._apart = self._time + 1, None, False
 
     def reseed(self, seed: int) -> None:
@@ -195,9 +195,9 @@ class Replacement:
         stored = {number for number, _, _ in self._secured[0].objects}
         return [known for known in self._handover.changed(used) if known.number not in stored]
 
-    def heal(self, ended: Sequence[ProcessEnd], at: str) -> WorkerDied:
+    def heal(self, ended: Sequence[ProcessEnd]) -> WorkerDied:
         """Workers have died in an operation, which nobody goes on with: all ranks become as they were
-        when the last one had ended.  Returns what to raise; *at* begins its sentence.
+        when the last one had ended.  Returns what to raise.
 
         Ctrl-C is deferred until that is done.
         """
@@ -210,14 +210,14 @@ class Replacement:
                 dead += workers.calm(_CALM)
                 self._revive(dead)
         except CannotReplaceError as error:
-            return self.ended(first, at, str(error))
+            return self.ended(first, "", str(error))
         except Exception as error:
             self._engine.require_ready()  # a signal handler may have closed the session
-            died = self.ended(first, at, failed(error))
+            died = self.ended(first, "", failed(error))
             died.__cause__ = error
             return died
         return workers.died(
-            first, at, "Another one has taken its place: all is as when the last call had ended."
+            first, "", "Another one has taken its place: all is as when the last call had ended."
         )
 
     def _revive(self, dead: list[int]) -> None:

@@ -93,7 +93,7 @@ class Guard(Protocol):
     def heals(self) -> bool:
         """Whether workers that die now are to be replaced."""
 
-    def heal(self, ended: Sequence[ProcessEnd], at: str) -> WorkerDied:
+    def heal(self, ended: Sequence[ProcessEnd]) -> WorkerDied:
         """Replace workers that have died in an operation; returns what to raise."""
 
     def keep(self) -> None:
@@ -364,8 +364,7 @@ class Engine:
 
     def finish(self) -> list[Any]:
         """The replies to the command that was open; Failed among them."""
-        self.interrupted = _NOBODY
-        self._open = None
+        self.interrupted, self._open = _NOBODY, None
         return self._post.unpickled(self.everyone)
 
     def abandon(self, limit: float | None = None) -> None:
@@ -451,8 +450,8 @@ class Engine:
         self.require_ready()  # another thread may have called close()
         if self._open is not None and self._open.outlives:
             return [*map(self._pool.end_of, ready)]
-        if self._guard is not None and self._guard.heals and self._open is None and self.turns.alone:
-            raise self._guard.heal([*map(self._pool.end_of, ready)], "")
+        if self._open is None and self._guard is not None and self._guard.heals and self.turns.alone:
+            raise self._guard.heal([*map(self._pool.end_of, ready)])
         died = self._pool.death(ready[0])
         if self._open is not None:
             died.args = (f"{self._open.doing(died.ranks)}{died}",)

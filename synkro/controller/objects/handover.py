@@ -49,7 +49,7 @@ class Handover:
         return parcelled(self._engine.directory.allocate, writer)
 
     def changed(self, objects: Iterable[Known]) -> list[Known]:
-        """Those of *objects* that the program has changed since the workers took them over."""
+        """The *objects* that the program has changed since the workers took them over."""
         return [known for known in objects if not _is_as_taken(known)]
 
     def survey(self) -> tuple[int, ...]:
@@ -73,7 +73,7 @@ class Handover:
         return Recover(copies)
 
     def numbers(self) -> list[int]:
-        """Those of all objects that the workers have."""
+        """The numbers of all objects that the workers have."""
         return [known.number for known in self._registry.all()]
 
     def called(self, numbers: Iterable[int]) -> list[str]:

@@ -150,9 +150,10 @@ class Deaths:
         return Fatal(ticket.slot, number, lambda where: self._died(ended, where))
 
     def _died(self, ended: ProcessEnd, where: str) -> WorkerDied:
-        return self._engine.workers.died(
-            ended, f"in a map of the function {self._name!r}{where}, ", _REPLACED
-        )
+        at = f"in a map of the function {self._name!r}{where}, "
+        died = self._engine.workers.died(ended, at, _REPLACED)
+        died.args = (str(died).partition(_REPLACED)[0] + _REPLACED,)  # its ``stderr`` has the rest
+        return died
 
     def _too_late(self, ended: ProcessEnd, where: str) -> CallTimeout:
         return CallTimeout(

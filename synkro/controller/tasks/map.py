@@ -298,9 +298,7 @@ class Map:
             item = first_failure(replies, ranks)[1].item
             where = "" if item is None else f" at {self._outcomes.called(item)}"
             self._outcomes.fail(item, worker_error(replies, ranks, self._engine.host_of, where))
-        if (
-            self._outcomes.failure is not None
-        ):  # what comes before it is wanted, as far as it is read in order
+        if self._outcomes.failure is not None:  # what comes before it is wanted, if it is read in order
             self._pending = self._pending or self._feed.pending()
             self._feed.end_before(
                 self._outcomes.failed_at if self._collected.order is ResultOrder.KEPT else 0
@@ -373,7 +371,7 @@ class Map:
     def doing(self, ranks: Sequence[int]) -> str:
         places = map(self._engine.channel.whereabouts, ranks)
         items = [self._outcomes.called(at) for phase, at in places if phase == Phase.TASK]
-        at = f", at {' and '.join(items)}" if items else ""
+        at = f" at {' and '.join(items)}" if items else ""
         return f"in a map of the function {self._function.name!r}{at}, "
 
     def lose(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -94,6 +95,9 @@ class Outcomes:
         tries = self._tries.pop(number, 0) + 1
         often = f", tried {tries} times" if tries > 1 else ""
         error = made(f" at {self.called(number)}{often}")
+        if not hasattr(error, "item"):
+            with contextlib.suppress(TypeError):  # its class has no room for it
+                vars(error)["item"] = number
         if tries <= self._wished.retries and not isinstance(error, UsageError):
             self._tries[number] = tries
             self._feed.again(slot, number)
