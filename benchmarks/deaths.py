@@ -19,6 +19,7 @@ import ctypes
 import os
 import random
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -96,18 +97,20 @@ class Model:
         self.weights = np.zeros(1000)
 
 
-def tasks(session: synkro.Session, rng: random.Random, folder: str, fatal: int) -> tuple[int, int]:
-    """One map; returns how many tasks there were, and how many of these were fatal once."""
+def tasks(
+    session: synkro.Session, rng: random.Random, folder: str, fatal: int, marks: str
+) -> tuple[int, int]:
+    """One map; returns how many tasks there were, and how many of these were fatal once.  They leave
+    *marks* in a folder."""
     count = rng.choice([1, 7, 100, 1000, 5000])
     ways = {rng.randrange(count): rng.choice(["segv", "exit", "memory"]) for _ in range(fatal)}
-    marks = f"/dev/shm/synkro-deaths-{os.getpid()}"
     table = np.arange(float(count))
 
     def task(number: int) -> tuple[float, int, Any]:
         drawn = int(synkro.rng().integers(1 << 40))
         if number in ways:
             with contextlib.suppress(FileExistsError):
-                open(f"{marks}-{number}", "x").close()
+                open(f"{marks}/{number}", "x").close()
                 die(ways[number], folder)
         return table[number] * 3, drawn, np.full(number % 2000, number) if number % 9 == 0 else None
 
@@ -125,7 +128,7 @@ def tasks(session: synkro.Session, rng: random.Random, folder: str, fatal: int) 
         assert rows is None or (len(rows) == number % 2000 and (rows == number).all())
     for number in ways:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{marks}-{number}")
+            os.unlink(f"{marks}/{number}")
     return count, len(ways)
 
 
@@ -199,6 +202,7 @@ def ask(report: Report, seconds: float, mean: float) -> None:
     counts = dict.fromkeys(("maps", "tasks", "steps", "deaths in tasks", "deaths in steps"), 0)
     with (
         cgroup() as folder,
+        tempfile.TemporaryDirectory() as marks,
         synkro.Session(3, devices="cpu", verbose=False, replace=True, seed=_SEED) as session,
     ):
         killer, training = Killer(session, seed, mean), Training(session, folder)
@@ -206,7 +210,7 @@ def ask(report: Report, seconds: float, mean: float) -> None:
         killer.start()
         before: dict[str, int] | None = None
         while time.monotonic() - began < seconds:
-            number, fatal = tasks(session, rng, folder, rng.choice([0, 0, 1, 3]))
+            number, fatal = tasks(session, rng, folder, rng.choice([0, 0, 1, 3]), marks)
             counts["maps"] += 1
             counts["tasks"] += number
             counts["deaths in tasks"] += fatal

@@ -53,6 +53,7 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "files": ("h5py", "zarr"),
     "targets": ("scipy",),
     "recovery": (),
+    "deaths": (),
     "model": (),
     "kmeans": ("sklearn", "threadpoolctl"),
     "mixture": ("threadpoolctl",),

@@ -414,7 +414,7 @@ def test_a_worker_that_dies_in_a_map_is_told_with_the_function_and_the_item(own,
 
     paths = [f"file_{i}.csv" for i in range(60)]
     with pytest.raises(
-        WorkerDied, match=r"in a map of the function 'load', at item 17 \('file_17.csv'\), the worker"
+        WorkerDied, match=r"in a map of the function 'load' at item 17 \('file_17.csv'\), the worker"
     ):
         list(getattr(synk, verb)(load, paths))
 
