@@ -1,7 +1,7 @@
 """How long until the program goes on, after an exception in a worker and after a worker's death?
 
 Floor: of an exception, one call; of a death, the news of it (a wake-up), and then the start of new
-workers (``start_up``).
+workers (``start_up``), or of one, where it is replaced: an interpreter with NumPy.
 
 Peers: ``multiprocessing.Pool``, whose exceptions come back in the same way, and
 ``ProcessPoolExecutor``, which notices a death and has to be made anew.  (A Pool whose worker dies in a
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -67,6 +68,13 @@ def ask(report: Report, runs: int, calls: int) -> None:
     report.figure("a death is noticed", float(np.median(noticed["Synkro"])), "s", at_most=1.0)
     report.table("from there until the first result of new workers", again)
     report.ratio("ProcessPoolExecutor ÷ Synkro", again["ProcessPoolExecutor"], again["Synkro"])
+    replaced: dict[str, list[float]] = {"in a map, retries=1": [], "in a call, replace=True": []}
+    for _ in range(runs):
+        replaced["in a map, retries=1"].append(_replaced_in_a_map())
+        replaced["in a call, replace=True"].append(_replaced_in_a_call())
+    report.table("a death, until another worker has done the work", replaced)
+    for where, times in replaced.items():
+        report.figure(f"… {where}", float(np.median(times)), "s", at_most=0.3)
 
 
 def _our_death() -> tuple[float, float]:
@@ -83,6 +91,37 @@ def _our_death() -> tuple[float, float]:
     with synkro.Session(2, verbose=False) as session:
         session.function(fine, outputs="sum")(x)
         return middle - start, time.perf_counter() - middle
+
+
+def _replaced_in_a_map() -> float:
+    """Seconds of a map of one item, which its first worker dies of, beyond those of one without."""
+    with synkro.Session(2, verbose=False) as session, tempfile.TemporaryDirectory() as folder:
+
+        def once(path: str) -> int:
+            if path and not os.path.exists(path):
+                open(path, "x").close()
+                os._exit(1)
+            return os.getpid()
+
+        session.map(once, [""], retries=1)
+        start = time.perf_counter()
+        session.map(once, [""], retries=1)
+        middle = time.perf_counter()
+        session.map(once, [os.path.join(folder, "mark")], retries=1)
+        return time.perf_counter() - middle - (middle - start)
+
+
+def _replaced_in_a_call() -> float:
+    x = np.ones(2)
+    with synkro.Session(2, verbose=False, replace=True) as session:
+        fatal, good = session.function(dying), session.function(fine, outputs="sum")
+        good(x)
+        start = time.perf_counter()
+        try:
+            fatal(x[:1])
+        except synkro.WorkerDied:
+            good(x)
+        return time.perf_counter() - start
 
 
 def _their_death(context) -> tuple[float, float]:
