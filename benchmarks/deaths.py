@@ -199,6 +199,7 @@ def ask(report: Report, seconds: float, mean: float) -> None:
     seed = int(os.environ.get("SEED", random.randrange(1 << 30)))
     print(f"seed {seed}", flush=True)
     rng, began = random.Random(seed), time.monotonic()
+    steps: dict[str, list[float]] = {"in which none died": [], "in which a worker died": []}
     counts = dict.fromkeys(("maps", "tasks", "steps", "deaths in tasks", "deaths in steps"), 0)
     with (
         cgroup() as folder,
@@ -214,8 +215,12 @@ def ask(report: Report, seconds: float, mean: float) -> None:
             counts["maps"] += 1
             counts["tasks"] += number
             counts["deaths in tasks"] += fatal
-            for _ in range(rng.randrange(20)):
-                counts["deaths in steps"] += training.step(rng)
+            for _ in range(1 + rng.randrange(20)):
+                start = time.perf_counter()
+                deaths = training.step(rng)
+                seconds = time.perf_counter() - start
+                steps["in which a worker died" if deaths else "in which none died"].append(seconds)
+                counts["deaths in steps"] += deaths
                 counts["steps"] += 1
             if before is None and time.monotonic() - began > seconds / 10:
                 before = census([os.getpid()])
@@ -223,6 +228,7 @@ def ask(report: Report, seconds: float, mean: float) -> None:
         killer.join()
         training.step(rng)
         after = census([os.getpid()])
+    report.table("steps, with all checks", {kind: times for kind, times in steps.items() if times})
     for what, count in counts.items():
         report.figure(what, count, "")
     report.figure("workers killed from outside", killer.killed, "")
