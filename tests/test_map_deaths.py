@@ -17,7 +17,7 @@ from support.sessions import running, two_mapping
 from support.waiting import Watch, wait_until
 from synkro import CallTimeout, InvalidType, InvalidValue, UsageError, WorkerDied, WorkerError
 
-pytestmark = [pytest.mark.quick, pytest.mark.counted_once, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.counted_once, pytest.mark.timeout(120)]
 
 two_forked = two_mapping
 

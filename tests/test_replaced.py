@@ -16,7 +16,7 @@ from support.sessions import running, start
 from support.waiting import Watch, wait_until
 from synkro import NotAvailable, SessionBroken, WorkerDied, WorkerError
 
-pytestmark = [pytest.mark.quick, pytest.mark.counted_once, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.counted_once, pytest.mark.timeout(120)]
 
 LARGE = 1 << 18  # elements of an output that goes through commands of its own
 
