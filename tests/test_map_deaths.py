@@ -460,6 +460,31 @@ def test_objects_that_differ_by_rank_stay_different(two):
     assert look() == [(0, {"made here": [0]}), (1, {"made here": [1]})]
 
 
+def test_what_the_program_makes_of_them_later_counts(two):
+    """Of objects that functions had changed before, and a map had kept."""
+    counter = Counter()
+
+    def count(x):
+        counter.count += 1
+        counter.rows += 1
+
+    def task(x):
+        if x == 3:
+            os._exit(1)
+        return counter.count + float(counter.rows[0]) + x
+
+    synk.function(count, outputs=[])(np.arange(4.0))
+    assert synk.map(task, range(3), retries=1) == [2, 3, 4]
+    counter.count, counter.rows = 100, np.full(4, 1000.0)
+    two.push(counter)
+    for _ in range(2):
+        found = synk.map(task, range(40), errors="return", chunksize=1)
+        assert isinstance(found.pop(3), WorkerDied)
+        assert found == [1100.0 + x for x in range(40) if x != 3]
+    lose_both()
+    assert synk.map(task, range(3)) == [1100, 1101, 1102]
+
+
 def test_what_cannot_be_pickled_is_told(own):
     holder = Counter()
 

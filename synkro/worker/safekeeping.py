@@ -66,7 +66,10 @@ class Safekeeping:
         if command.time is None:  # for a map: nobody changes anything meanwhile
             replicas = {number: _shared(replica) for number, replica in rank.variables.items()}
             objects = {} if called else dict(last.objects)
-            objects |= {number: self._stored(number) for number in command.numbers}
+            renewed = filter(
+                rank.objects.has, came & objects.keys()
+            )  # the program has changed them since
+            objects |= {number: self._stored(number) for number in (*command.numbers, *renewed)}
         else:
             replicas = {
                 number: self._copy(replica, last.replicas.get(number))
