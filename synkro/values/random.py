@@ -32,8 +32,10 @@ def generator_of_item(seed: int, number: int, item: int) -> np.random.Generator:
 
 
 def seed_globals(seed: int, *rank: int) -> None:
-    """Seed this process's ``random`` and ``numpy.random`` as *rank*'s, independent of ``generator``; behind
-    the rank may stand which of its workers this is."""
+    """Seed this process's ``random`` and ``numpy.random`` as *rank*'s, independent of ``generator``.
+
+    Behind the rank may stand which of its workers this is.
+    """
     import random  # noqa: PLC0415  no other worker needs it
 
     words = _seeds(seed, *rank)
