@@ -218,8 +218,8 @@ def ask(report: Report, seconds: float, mean: float) -> None:
             for _ in range(1 + rng.randrange(20)):
                 start = time.perf_counter()
                 deaths = training.step(rng)
-                seconds = time.perf_counter() - start
-                steps["in which a worker died" if deaths else "in which none died"].append(seconds)
+                took = time.perf_counter() - start
+                steps["in which a worker died" if deaths else "in which none died"].append(took)
                 counts["deaths in steps"] += deaths
                 counts["steps"] += 1
             if before is None and time.monotonic() - began > seconds / 10:
