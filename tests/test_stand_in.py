@@ -336,6 +336,92 @@ class TestMemory:
         assert cp.cuda.runtime.memGetInfo() == (1 << 20, 1 << 20)
 
 
+class TestIpc:
+    """Memory of another process, which waits for a line before it frees the memory and ends."""
+
+    OTHER = """if True:
+        import sys, cupy
+        memory = cupy.cuda.Memory(1 << 21)
+        array = cupy.ndarray(4, "f4", cupy.cuda.MemoryPointer(memory, 0))
+        array[...] = 7
+        print(cupy.cuda.runtime.ipcGetMemHandle(memory.ptr).hex(), flush=True)
+        sys.stdin.readline()
+        print(array.sum(), flush=True)
+        del array, memory
+        print("freed", flush=True)
+        sys.stdin.readline()
+    """
+
+    @pytest.fixture
+    def other(self):
+        env = {**os.environ, "PYTHONPATH": str(loading.FOLDER), "FAKE_CUDA_DEVICES": str(DEVICES)}
+        ends = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
+        with subprocess.Popen([sys.executable, "-c", self.OTHER], env=env, text=True, **ends) as process:
+            yield process
+            process.stdin.close()
+            assert process.wait() == 0
+
+    def opened(self, cp, other):
+        handle = bytes.fromhex(other.stdout.readline())
+        assert len(handle) == 64
+        address = cp.cuda.runtime.ipcOpenMemHandle(handle, 1)
+        memory = cp.cuda.UnownedMemory(address, 1 << 21, None, 0)
+        return handle, address, cp.ndarray(4, "f4", cp.cuda.MemoryPointer(memory, 0))
+
+    def test_it_is_read_and_written_in_place(self, cp, other):
+        _, address, seen = self.opened(cp, other)
+        assert seen.get().tolist() == [7] * 4
+        seen[...] = 2
+        cp.cuda.runtime.ipcCloseMemHandle(address)
+        print(file=other.stdin, flush=True)
+        assert other.stdout.readline() == "8.0\n"
+
+    def test_it_is_opened_once_a_process_and_never_in_its_own(self, cp, other):
+        handle, address, _ = self.opened(cp, other)
+        runtime = cp.cuda.runtime
+        with pytest.raises(runtime.CUDARuntimeError, match="cudaErrorAlreadyMapped"):
+            runtime.ipcOpenMemHandle(handle, 1)
+        runtime.ipcCloseMemHandle(address)
+        runtime.ipcCloseMemHandle(runtime.ipcOpenMemHandle(handle, 1))
+        memory = cp.cuda.Memory(1 << 21)
+        with pytest.raises(runtime.CUDARuntimeError, match="cudaErrorDeviceUninitialized"):
+            runtime.ipcOpenMemHandle(runtime.ipcGetMemHandle(memory.ptr), 1)
+        with pytest.raises(runtime.CUDARuntimeError, match="cudaErrorInvalidValue"):
+            runtime.ipcCloseMemHandle(memory.ptr)
+        with pytest.raises(runtime.CUDARuntimeError, match="cudaErrorInvalidValue"):
+            runtime.ipcGetMemHandle(cp.empty(4).data.ptr)  # a piece of the pool
+
+    def test_who_uses_it_after_closing_it_is_stopped(self, cp, other, stream):
+        _, address, seen = self.opened(cp, other)
+        mine = cp.empty(4, "f4")
+        mine.data.copy_from_device_async(seen.data, 16, stream)
+        cp.cuda.runtime.ipcCloseMemHandle(address)
+        with pytest.raises(cp.cuda.runtime.CUDARuntimeError, match="cudaErrorIllegalAddress"):
+            stream.synchronize()
+        cp.cuda.runtime.fail(None)
+        with pytest.raises(cp.cuda.runtime.CUDARuntimeError, match="cudaErrorIllegalAddress"):
+            cp.add(seen, 1)
+
+    def test_who_uses_it_after_it_was_freed_is_stopped(self, cp, other):
+        _, address, seen = self.opened(cp, other)
+        print(file=other.stdin, flush=True)
+        assert [other.stdout.readline() for _ in range(2)] == ["28.0\n", "freed\n"]
+        with pytest.raises(cp.cuda.runtime.CUDARuntimeError, match="cudaErrorIllegalAddress"):
+            cp.add(seen, 1)
+        cp.cuda.runtime.fail(None)
+        cp.cuda.runtime.ipcCloseMemHandle(address)
+        other.stdin.close()
+        assert "memory was freed that 1 processes have open" in other.stderr.read()
+
+    def test_what_has_gone_cannot_be_opened(self, cp, other):
+        handle = bytes.fromhex(other.stdout.readline())
+        print(file=other.stdin, flush=True)
+        assert [other.stdout.readline() for _ in range(2)] == ["28.0\n", "freed\n"]
+        for name in (handle, bytes(64)):
+            with pytest.raises(cp.cuda.runtime.CUDARuntimeError, match="cudaErrorInvalidValue"):
+                cp.cuda.runtime.ipcOpenMemHandle(name, 1)
+
+
 class TestMachine:
     SHOW = """if True:
         import cupy

@@ -36,6 +36,7 @@ def unwrap(value):
     Kernels take numbers for native ones whatever their dtype says.
     """
     if isinstance(value, ndarray):
+        value.data.mem._check()
         return value._a if value.dtype.isnative else value._a.view(value.dtype.newbyteorder("="))
     if isinstance(value, np.ndarray) and value.ndim:
         raise TypeError(f"Unsupported type {type(value)}")
@@ -279,6 +280,7 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
         if isinstance(value, (list, tuple)):
             raise TypeError(f"Unsupported type {type(value)}")
         enter()
+        self.data.mem._check()
         with np.errstate(all="ignore"):
             self._a[inner] = unwrap(value)
 

@@ -18,11 +18,14 @@ INITIALIZATION = 3
 INSUFFICIENT_DRIVER = 35
 NO_DEVICE = 100
 INVALID_DEVICE = 101
+DEVICE_UNINITIALIZED = 201
+ALREADY_MAPPED = 208
 INVALID_HANDLE = 400
 NOT_READY = 600
 ILLEGAL_ADDRESS = 700
 ALREADY_REGISTERED = 712
 NOT_REGISTERED = 713
+NOT_SUPPORTED = 801
 
 ERRORS = {
     1: ("cudaErrorInvalidValue", "invalid argument"),
@@ -37,6 +40,8 @@ ERRORS = {
     100: ("cudaErrorNoDevice", "no CUDA-capable device is detected"),
     101: ("cudaErrorInvalidDevice", "invalid device ordinal"),
     214: ("cudaErrorECCUncorrectable", "uncorrectable ECC error encountered"),
+    201: ("cudaErrorDeviceUninitialized", "invalid device context"),
+    208: ("cudaErrorAlreadyMapped", "resource already mapped"),
     400: ("cudaErrorInvalidResourceHandle", "invalid resource handle"),
     600: ("cudaErrorNotReady", "device not ready"),
     700: ("cudaErrorIllegalAddress", "an illegal memory access was encountered"),
@@ -50,6 +55,7 @@ ERRORS = {
         "pointer does not correspond to a registered memory region",
     ),
     719: ("cudaErrorLaunchFailure", "unspecified launch failure"),
+    801: ("cudaErrorNotSupported", "operation not supported"),
 }
 
 

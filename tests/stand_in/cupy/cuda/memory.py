@@ -15,7 +15,7 @@ import weakref
 
 import numpy as np
 
-from . import _machine, device, runtime, stream
+from . import _ipc, _machine, device, runtime, stream
 
 POISON = 0xAB
 _ALIGNMENT = 512
@@ -65,15 +65,26 @@ class BaseMemory:
         if size == 0:
             return
         self._queue = stream.current_queue()
-        raw = np.empty(size + _ALIGNMENT, np.uint8)
-        skip = -raw.ctypes.data % _ALIGNMENT
-        self.buffer = raw[skip : skip + size]
+        self.buffer = self._reserve(size)
         self.buffer.fill(POISON)
         self.ptr = self.buffer.ctypes.data
+        self._enlist()
+
+    def _reserve(self, size):
+        """Where the block lies."""
+        raw = np.empty(size + _ALIGNMENT, np.uint8)
+        skip = -raw.ctypes.data % _ALIGNMENT
+        return raw[skip : skip + size]
+
+    def _enlist(self):
+        """From now on the block is found by its address."""
         with _machine.lock:
             _machine.touch(self.device_id)
             bisect.insort(_starts, self.ptr)
             _blocks[self.ptr] = weakref.ref(self)
+
+    def _check(self):
+        """Raise where the block must not be touched any more."""
 
     @property
     def device(self):
@@ -114,19 +125,60 @@ class Memory(BaseMemory):
             super().__init__(size)
             _occupied[device_id] += size
 
+    def _reserve(self, size):
+        memory, fd = _ipc.reserve(size)
+        _ipc.note(_ipc.body(memory).ctypes.data, memory, fd)
+        return _ipc.body(memory)
+
     def _release(self):
         _occupied[self.device_id] -= self.size
+        _ipc.free(self.ptr)
+
+
+class _Opened(BaseMemory):
+    """A block of another process, which is open here. Not in the real one, where it is an address."""
+
+    __slots__ = ("_is_open",)
+
+    def __init__(self, name):
+        self.buffer = None
+        memory, fd, self.size, place = _ipc.open_(name)
+        self.device_id = _machine.devices().index(place)
+        self.buffer, self._is_open = _ipc.body(memory), True
+        self.ptr = self.buffer.ctypes.data
+        self._enlist()
+        _ipc.add(name, self, memory, fd)
+
+    def _close(self):
+        """From now on it must not be touched."""
+        with _machine.lock:
+            del _blocks[self.ptr]
+            _starts.pop(bisect.bisect_left(_starts, self.ptr))
+            self._is_open = False
+
+    def _check(self):
+        if not self._is_open or _ipc.is_lost(self.ptr):
+            _machine.spoil(_machine.ILLEGAL_ADDRESS)
+            raise runtime.CUDARuntimeError(_machine.ILLEGAL_ADDRESS)
+
+    def __del__(self):
+        """It goes with the process."""
 
 
 class UnownedMemory(BaseMemory):
     """Memory of somebody else, who is kept alive and who alone frees it."""
 
-    __slots__ = ("_owner",)
+    __slots__ = ("_block", "_owner")
 
     def __init__(self, ptr, size, owner, device_id=-1):
         self.ptr, self.size, self._owner = ptr, size, owner
+        self._block = find(ptr)
         self.device_id = runtime.getDevice() if device_id < 0 else device_id
         self.buffer = np.frombuffer((ctypes.c_ubyte * size).from_address(ptr), np.uint8)
+
+    def _check(self):
+        if self._block is not None:
+            self._block._check()
 
     def __del__(self):
         """Give nothing back."""

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 
-from . import _host, _machine, _queues
+from . import _host, _ipc, _machine, _queues
 from ._machine import CUDARuntimeError, contexts
 
 __all__ = ["CUDARuntimeError", "contexts"]
@@ -34,6 +35,8 @@ streamPerThread = 2
 eventDefault = 0
 eventBlockingSync = 1
 eventDisableTiming = 2
+
+cudaIpcMemLazyEnablePeerAccess = 1
 
 cudaDevAttrWarpSize = 10
 cudaDevAttrGpuOverlap = 15
@@ -213,9 +216,36 @@ def hostUnregister(ptr):
 
 
 def deviceCanAccessPeer(device, peerDevice):
-    """Whether one device can read the memory of another: here they all can."""
+    """Whether one device can read the memory of another."""
     _machine.check()
-    return int(device != peerDevice)
+    return int(device != peerDevice and os.environ.get("FAKE_CUDA_PEERS", "1") != "0")
+
+
+def ipcGetMemHandle(devPtr):
+    """The name of an allocation for other processes: 64 bytes."""
+    from . import memory
+
+    _machine.check()
+    block = memory.find(devPtr)
+    if block is None:
+        raise CUDARuntimeError(_machine.INVALID_VALUE)
+    return _ipc.handle(block)
+
+
+def ipcOpenMemHandle(handle, flags=cudaIpcMemLazyEnablePeerAccess):
+    """Map the allocation of another process, once a process; returns its address here."""
+    from . import memory
+
+    _machine.check()
+    with _machine.lock:
+        return memory._Opened(handle).ptr
+
+
+def ipcCloseMemHandle(devPtr):
+    """Undo `ipcOpenMemHandle`."""
+    _machine.check()
+    with _machine.lock:
+        _ipc.close(devPtr)._close()
 
 
 def deviceSynchronize():
@@ -273,12 +303,16 @@ class _Side:
         if address + size > owner.ptr + owner.size:
             raise CUDARuntimeError(_machine.INVALID_VALUE)
         self.place = _DEVICE
+        owner._check()
+        self._owner = owner if isinstance(owner, memory._Opened) else None
         self.buffer = owner.buffer  # not the owner: for the accounts it may be freed meanwhile
         _machine.touch(owner.device_id)
 
     def gone(self):
-        """Whether memory that was pinned when the copy was issued is so no more."""
+        """Whether memory that was pinned when the copy was issued is so no more, or what was open is closed."""
         try:
+            if self.place == _DEVICE and self._owner is not None:
+                self._owner._check()
             return self.place == _HOST and not _host.pinned(self.address, self.size)
         except CUDARuntimeError:
             return True
