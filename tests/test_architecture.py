@@ -41,6 +41,7 @@ HOMES = {
     "cupy": {
         "devices/cuda.py",
         "devices/gathering.py",
+        "devices/window.py",
         "devices/inputs.py",
         "devices/buffers.py",
         "comms/nccl.py",

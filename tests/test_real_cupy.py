@@ -49,7 +49,7 @@ HELD = {
 }
 """What variables hold in the files that are full of them."""
 
-FULL = {ROOT / "synkro" / "devices" / f"{name}.py" for name in ("cuda", "inputs", "buffers")}
+FULL = {ROOT / "synkro" / "devices" / f"{name}.py" for name in ("cuda", "inputs", "buffers", "window")}
 FULL |= {ROOT / "synkro" / "comms" / "nccl.py"}
 
 

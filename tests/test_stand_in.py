@@ -355,7 +355,7 @@ class TestIpc:
     @pytest.fixture
     def other(self):
         env = {**os.environ, "PYTHONPATH": str(loading.FOLDER), "FAKE_CUDA_DEVICES": str(DEVICES)}
-        ends = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
+        ends = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         with subprocess.Popen([sys.executable, "-c", self.OTHER], env=env, text=True, **ends) as process:
             yield process
             process.stdin.close()

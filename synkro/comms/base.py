@@ -9,9 +9,11 @@ allocated by ``empty``, so that later collectives can use them in place.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
+
+import numpy as np
 
 from ..errors import InternalError
 from ..plan.split import split
@@ -93,6 +95,12 @@ class Communicator(ABC):
         """
         raise InternalError("partials that lie on GPUs, on a rank that has none.")
 
+    def first_problem(self, problem: str) -> str:
+        """The *problem* of the first rank that has one, told to all ranks; an empty text if none has."""
+        text = np.frombuffer(problem.encode() + b"\0", np.uint8)
+        problems = self.all_gather([text])[0].tobytes().decode()
+        return next(filter(None, problems.split("\0")), "")
+
     def part_of(self, array: Array) -> Array:
         """The rows of *array* that go to this rank when they are split."""
         start, stop = split(0, len(array), self.count)[self.place]
@@ -104,16 +112,19 @@ class Communicator(ABC):
         self._meeting.pass_on()
 
     @abstractmethod
-    def send(self, array: Array, to: int, record: Record = MESSAGE) -> None:
+    def send(self, array: Array, to: int, record: Record = MESSAGE, keep: Any = None) -> None:
         """Leave a copy of *array* for rank *to*; waits only while many messages for it are unread.
 
-        The receiver finds *record* among those of its agreement.
+        The receiver finds *record* among those of its agreement.  *keep* is held until it has read all.
         """
 
     @abstractmethod
-    def recv(self, source: int, record: Record = MESSAGE) -> Array:
+    def recv(
+        self, source: int, record: Record = MESSAGE, read: Callable[[Record], Array] | None = None
+    ) -> Array:
         """Wait for the next array that *source* sends to this rank.
 
+        *read* fetches an array that lies where the sender's record says.
         Raises: CollectiveError if it was sent for something else than *record* says.
         """
 

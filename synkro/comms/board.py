@@ -33,7 +33,7 @@ KINDS = (
 RECV, SEND = KINDS.index("recv"), KINDS.index("send")
 
 LINE = 16  # words of a rank's line: two cache lines
-STEPS = 4  # of REACHED, a collective
+STEPS = 1 << 16  # of REACHED, a collective, at most
 RETURNED, FAILED = 1, 2  # LEFT of a rank that has ended its function
 SLOTS = 8  # messages from one rank to another that may wait to be received
 

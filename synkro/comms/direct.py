@@ -84,6 +84,11 @@ class Links:
                 link.abort()
             self.connect()
 
+    @property
+    def serves(self) -> bool:
+        """Whether arrays go this way, or are this rank's alone."""
+        return self._gpu is not None or self._host.count == 1
+
     def _current(self) -> tuple[int, Link | None]:
         if self._host.count == 1:
             return _ALONE, None
@@ -105,7 +110,7 @@ class Links:
                 link = Link(identity, self._host.place, self._host.count, self._meeting, self._gpu)
             except CollectiveError as error:
                 problem = str(error)
-        problem = self._problem_of_any(problem)
+        problem = self._host.first_problem(problem)
         if problem and link is not None:
             link.abort()
         self._made += 1
@@ -133,12 +138,6 @@ class Links:
             except CollectiveError as error:
                 told, problem = [np.empty(0, np.uint8)], str(error)
         return self._host.broadcast(told, 0)[0].tobytes(), problem
-
-    def _problem_of_any(self, problem: str) -> str:
-        """The problem of the first rank that has one, told to all ranks."""
-        text = np.frombuffer(problem.encode() + b"\0", np.uint8)
-        problems = self._host.all_gather([text])[0].tobytes().decode()
-        return next(filter(None, problems.split("\0")), "")
 
 
 class DirectCollectives(Communicator):
@@ -288,8 +287,7 @@ class DirectCollectives(Communicator):
 
         if not on_gpu(arrays):
             return None
-        split_up = kind == "all_to_all"
-        arrays = [self._contiguous(array if array.ndim or split_up else array[None]) for array in arrays]
+        arrays, split_up = self.in_rows(kind, arrays), kind == "all_to_all"
         record = Record(kind, root=root, given=given(arrays), on_gpu=True)
         records, link, linked = self.links.agree(record)
         self.agreement.check_fit(records)
@@ -298,6 +296,11 @@ class DirectCollectives(Communicator):
             return None
         shapes = [each.given for each in records]
         return self._exchange(link, arrays, shapes, self._rows_of if split_up else rows_for)
+
+    def in_rows(self, kind: str, arrays: Arrays) -> list[Array]:
+        """*arrays* on this rank's GPU, contiguous; to be gathered, one without dimensions is a row."""
+        lone = kind != "all_to_all"
+        return [self._contiguous(array[None] if lone and not array.ndim else array) for array in arrays]
 
     def _rows_of(self, rows: int, place: int) -> Span:
         """The part of so many rows that goes to rank *place* when they are split."""

@@ -1,23 +1,40 @@
 """The communicator of a rank on a GPU: it chooses the way of each collective's arrays.
 
-Arrays on GPUs go from GPU to GPU (``direct``) where NCCL connects the ranks and can reduce them.  All
+Arrays on GPUs go from GPU to GPU: by NCCL (``direct``) where it connects the ranks and can reduce
+them, else, where the ranks open each other's device memory, by that (``peers``), as messages do.  All
 others go through the host memory that the CPU workers use; those on GPUs are copied there and back.
-Messages from rank to rank always do, as they may have to wait there for their receiver.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from ..devices.base import Device
 from ..values.arrays import Array
 from .base import MESSAGE, Communicator
 from .direct import DirectCollectives, in_host_memory, on_gpu
-from .ops import Operation
-from .records import Arrays, Record
+from .ops import OPERATIONS, Operation
+from .records import Arrays, Record, given
+
+if TYPE_CHECKING:
+    from .peers import Peers
+
+_MESSAGE_FROM = 1 << 16
+"""Bytes of a message from which on it stays on the device: smaller ones go through host memory."""
 
 
 class GpuCommunicator(DirectCollectives):
     """The communicator of one rank on a GPU."""
+
+    def __init__(
+        self, host: Communicator, device: Device, gpu: int | None, peers: Peers | None = None
+    ) -> None:
+        """*peers*: where the ranks open each other's device memory.  The others are as there."""
+        super().__init__(host, device, gpu)
+        self._peers = peers
 
     def end(self, failed: bool) -> None:
         self._host.end(failed)
@@ -30,16 +47,31 @@ class GpuCommunicator(DirectCollectives):
 
     def tidy(self) -> None:
         self._host.tidy()
+        if self._peers is not None:
+            self._peers.tidy()
 
-    def send(self, array: Array, to: int, record: Record = MESSAGE) -> None:
-        if not in_host_memory(array):
-            array, record = self._to_host(array), record._replace(on_gpu=True)
-        self._host.send(array, to, record)
+    def send(self, array: Array, to: int, record: Record = MESSAGE, keep: Any = None) -> None:
+        if in_host_memory(array):
+            self._host.send(array, to, record, keep)
+            return
+        record = record._replace(on_gpu=True)
+        if self._peers is not None and array.nbytes >= _MESSAGE_FROM:
+            array = self._contiguous(array)
+            lease = self._peers.posted(array)
+            if lease is not None:
+                chunk = lease.chunk
+                record = record._replace(given=given([array]), window=chunk.handle, at=(chunk.nbytes,))
+                self._host.send(np.empty(0, np.uint8), to, record, lease)
+                return
+        self._host.send(self._to_host(array), to, record, keep)
 
-    def recv(self, source: int, record: Record = MESSAGE) -> Array:
-        array = self._host.recv(source, record)
+    def recv(
+        self, source: int, record: Record = MESSAGE, read: Callable[[Record], Array] | None = None
+    ) -> Array:
+        fetched = None if self._peers is None else self._peers.fetched
+        array = self._host.recv(source, record, fetched)
         _, theirs = self.agreement.records
-        return self.to_device(array) if theirs.on_gpu else array
+        return self.to_device(array) if theirs.on_gpu and in_host_memory(array) else array
 
     def all_reduce(
         self, arrays: Arrays, operation: Operation, weight: float, names: str = ""
@@ -54,22 +86,46 @@ class GpuCommunicator(DirectCollectives):
         second = iter(super().all_reduce(others, operation, weight, names))
         return [next(first if in_host_memory(array) else second) for array in arrays]
 
+    def _nearby(self) -> Peers | None:
+        """The way by each other's device memory, where it comes first: NCCL does not serve the ranks."""
+        return None if self.links.serves else self._peers
+
     def reduced(self, record: Record, arrays: Arrays) -> list[Array]:
-        results = self.reduced_directly(record, arrays)
+        results, peers = None, self._nearby()
+        if peers is None:
+            results = self.reduced_directly(record, arrays)
+        elif on_gpu(arrays) and _reduces(arrays, OPERATIONS[record.operation]):
+            results = peers.reduced(record, arrays)
         if results is None:
             hosted = [self._to_host(array) for array in arrays]
             results = self._back(self._host.reduced(record, hosted), on_gpu(arrays))
         return results
 
+    def reduced_in_place(self, arrays: Arrays, operation: Operation) -> bool:
+        peers = self._nearby()
+        if peers is None:
+            return super().reduced_in_place(arrays, operation)
+        return _reduces(arrays, operation) and peers.reduced_in_place(arrays, operation)
+
     def rooted(self, kind: str, arrays: Arrays | None, root: int, keep: bool = False) -> list[Array]:
-        results, from_gpu = self.rooted_directly(kind, arrays, root)
+        peers = self._nearby()
+        if peers is None:
+            results, from_gpu = self.rooted_directly(kind, arrays, root)
+        else:
+            there = arrays is not None and on_gpu(arrays)
+            mine = [self._contiguous(array) for array in arrays or ()] if there else arrays
+            results, from_gpu = peers.rooted(kind, mine, root, there)
         if results is None:
             hosted = None if arrays is None else [self._to_host(array) for array in arrays]
             results = self._back(self._host.rooted(kind, hosted, root), from_gpu)
         return results
 
     def exchanged(self, kind: str, arrays: Arrays, root: int = -1, keep: bool = False) -> list[Array]:
-        results = self.exchanged_directly(kind, arrays, root)
+        results, peers = None, self._nearby()
+        if peers is None:
+            results = self.exchanged_directly(kind, arrays, root)
+        elif on_gpu(arrays):
+            results = peers.exchanged(kind, self.in_rows(kind, arrays), root)
         if results is None:
             hosted = [self._to_host(array) for array in arrays]
             results = self._back(self._host.exchanged(kind, hosted, root), on_gpu(arrays))
@@ -86,3 +142,8 @@ class GpuCommunicator(DirectCollectives):
 
     def _back(self, results: list[Array], to_gpu: bool) -> list[Array]:
         return [self.to_device(array) for array in results] if to_gpu else results
+
+
+def _reduces(arrays: Arrays, operation: Operation) -> bool:
+    """Whether a GPU computes *operation* of all these arrays, which lie on it."""
+    return bool(arrays) and all(operation.partial_dtype(a.dtype).kind in "biufc" for a in arrays)

@@ -43,6 +43,7 @@ class Record(NamedTuple):
     link: int = 0  # the number of the link between the GPUs; 0: none yet
     tracked: int = 0  # a bit for each array: whether it is a tensor with a history
     backward: Entry | None = None  # the collective whose gradient this one belongs to
+    window: bytes = b""  # the device memory that holds them; ``at`` is its size then
     among: tuple[int, ...] = ()  # the ranks, where a message goes between members of a smaller world
 
 

@@ -67,7 +67,7 @@ class ShmCommunicator(Communicator):
         meeting = Meeting(board.data, rank, size, self._arena, wakes, answered, journal)
         super().__init__(Agreement(meeting))
         self._stage: NDArray[np.uint8] = np.empty(0, np.uint8)
-        self._sent: dict[int, deque[tuple[int, Array]]] = {}  # by receiver: messages it may still read
+        self._sent: dict[int, deque[tuple[int, Any]]] = {}  # by receiver: what it may still read
 
     def end(self, failed: bool) -> None:
         self._meeting.end(failed)
@@ -203,7 +203,7 @@ class ShmCommunicator(Communicator):
         self._meeting.part()
         return results
 
-    def send(self, array: Array, to: int, record: Record = MESSAGE) -> None:
+    def send(self, array: Array, to: int, record: Record = MESSAGE, keep: Any = None) -> None:
         rank, record = self._meeting.members.ranks[to], self.agreement.addressed(record)
         sent = self._sent.setdefault(rank, deque())
         while sent and sent[0][0] < self._meeting.received(rank):
@@ -218,15 +218,20 @@ class ShmCommunicator(Communicator):
         body[...] = array
         at = self._places_of([message])
         self._reveal("send", to, [message], at)
-        sent.append((self._meeting.post(rank, *at), message))
+        sent.append((self._meeting.post(rank, *at), (message, keep)))
 
-    def recv(self, source: int, record: Record = MESSAGE) -> Array:
+    def recv(
+        self, source: int, record: Record = MESSAGE, read: Callable[[Record], Array] | None = None
+    ) -> Array:
         rank, record = self._meeting.members.ranks[source], self.agreement.addressed(record)
         at = self._meeting.fetch(rank)
         length = int(self._arena.view(at, (1,), np.int64)[0])
         head = self._arena.view(at + 8, (length,), np.uint8).tobytes()
         shape, dtype, said = pickle.loads(head)
-        result = self._copied([self._arena.view(at + aligned(8 + length), shape, dtype)])
+        if read is not None and said is not None and said.window:
+            result = read(said)
+        else:
+            result = self._copied([self._arena.view(at + aligned(8 + length), shape, dtype)])
         self._meeting.fetched(rank)
         self.agreement.pair(record, said or MESSAGE, source)
         return result

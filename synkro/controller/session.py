@@ -167,10 +167,10 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 machines.pool, environments, timeout, verbose, bool(placement.gpus)
             )
             undo.callback(self._engine.close)
-            problem = self._begin(placement, start_timeout, began, seed, profile_workers, replace)
+            problems = self._begin(placement, start_timeout, began, seed, profile_workers, replace)
             undo.pop_all()
         self._maps: Maps = Maps(self.services)
-        after = placement.after(self.master_rank, problem)
+        after = placement.after(self.master_rank, *problems)
         for line in (*machines.lines(time.monotonic() - began), *after):
             say(line)
         self._trace = None if traced is None else self._engine.start_trace(traced)  # the last one
@@ -183,10 +183,11 @@ class Session(contextlib.AbstractContextManager["Session"]):
         seed: int | None,
         profiled: bool,
         replace: bool,
-    ) -> str:
+    ) -> tuple[str, str]:
         """Tell the workers who they are; they answer when they have imported all that they need.
 
-        Returns why NCCL does not connect them, or an empty text.
+        Returns why NCCL does not connect them, or an empty text, and why they do not open each other's
+        device memory.
         """
         engine = self._engine
         share = aligned(_OUTBOXES // engine.size)
@@ -198,7 +199,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         versions = None if engine.versions is None else engine.versions.region
         if placement.gpus:
             engine.channel.wait_for_gpus()
-            gpus = Gpus(placement.indices, placement.linked, placement.preallocate)
+            gpus = Gpus(placement.indices, placement.linked, placement.preallocate, placement.near)
         if profiled:
             profiles = tuple(
                 os.path.abspath(f"synkro-{pid}-{token}-rank{rank}.prof")  # which nobody can guess
@@ -230,7 +231,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
             replacement.keep()
         parts = engine, outputs, variables, objects, distribution, background, replacement
         self.services: Services = Services(*parts)
-        return problem
+        return problem, replies[0].apart
 
     def _ready(self, start: Start, seconds: float, began: float) -> list[Any]:
         """The workers' answers to *start*, for which hosts leave what they have not taken of *seconds*

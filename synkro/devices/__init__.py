@@ -9,6 +9,7 @@
     gathering  rows of host memory that a GPU fetches by itself
     buffers    small pinned ones, for memory that a GPU cannot reach
     portions   arrays in pieces that fit into such a buffer
+    window     device memory that other processes open
     pins       which host memory is pinned
     context    a GPU that gets ready while CuPy is imported
     hints      what to do after an error that comes of mixing arrays of host and GPU

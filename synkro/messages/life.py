@@ -13,12 +13,13 @@ class Gpus(NamedTuple):
     """The GPU of each rank, by its index among the visible ones, and what to do with all of them.
 
     *linked* says whether NCCL should connect them, *preallocate* which fraction of a GPU's memory its
-    rank takes at once.
+    rank takes at once, *near* whether they should open each other's memory.
     """
 
     indices: tuple[int, ...]
     linked: bool
     preallocate: float | None
+    near: bool = False
 
 
 class Start(Command):
@@ -51,9 +52,11 @@ class Start(Command):
 
 
 class Started(Reply):
-    """*problem* says why NCCL, if it should, does not connect the ranks, or is empty."""
+    """*problem* says why NCCL, if it should, does not connect the ranks, or is empty; *apart* why they
+    do not open each other's device memory."""
 
     problem: str
+    apart: str = ""
 
 
 class Reseed(Command):

@@ -96,10 +96,10 @@ class Rank(Workspace):
         self.token: str = start.token
         self.verbose: bool = start.verbose
         self._master = start.master_rank
-        problem = ""
+        problem = apart = ""
         if start.gpus is not None and start.versions is not None:
             self._versions = self.array(start.versions)
-            problem = self._move_to_gpu(start.gpus)
+            problem, apart = self._move_to_gpu(start.gpus)
         # mapped after the device is made, which may pin it
         self.outbox: Array = self.array(start.outbox)[self.number]
         self.group: Group = self._new_group(start.seed)
@@ -111,22 +111,37 @@ class Rank(Workspace):
             profile = cProfile.Profile()
             self.at_close.callback(_write_profile, profile, start.profiles[self.number])
             profile.enable()
-        return messages.Started(problem)
+        return messages.Started(problem, apart)
 
-    def _move_to_gpu(self, gpus: messages.Gpus) -> str:
-        """Compute on this rank's GPU from now on; returns why NCCL does not connect the ranks, or ""."""
+    def _move_to_gpu(self, gpus: messages.Gpus) -> tuple[str, str]:
+        """Compute on this rank's GPU from now on.
+
+        Returns why NCCL does not connect the ranks, and why they do not open each other's memory, or "".
+        """
         index = gpus.indices[self.number]
         context.begin(index)
         from ..devices.cuda import CudaDevice  # noqa: PLC0415  only here is CuPy needed
 
         device = CudaDevice(index, gpus.preallocate)
-        comm = GpuCommunicator(self.comm, device, index if gpus.linked else None)
         self.device: Device = device
+        self.begin(tuple(range(self.size)))
+        peers, apart = None, ""
+        if gpus.near:
+            from ..comms.peers import introduce  # noqa: PLC0415  as above
+            from ..devices.window import Window  # noqa: PLC0415
+
+            window = Window(index, self._say)
+            self.at_close.callback(window.close)
+            peers, apart = introduce(self.comm, device, window, gpus.indices)
+        comm = GpuCommunicator(self.comm, device, index if gpus.linked else None, peers)
         self.comm: Communicator = comm
         self.at_close.callback(comm.links.close)
         self.group = self._new_group(None)
-        self.begin(tuple(range(self.size)))
-        return comm.links.connect()
+        return comm.links.connect(), apart
+
+    def _say(self, text: str) -> None:
+        if self.verbose:
+            print(text, file=sys.stderr, flush=True)
 
     def _load(self, command: messages.Distribute) -> None:
         self.report(Phase.LOADING, 0)

@@ -24,8 +24,8 @@ from synkro.messages import Phase
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 LARGE = 4 * INLINE // 8  # float64 elements of an output that does not fit beside the reply
-CREWS = pools("one", "two", "sockets", "four", rarely=("one", "four"))
-SEVERAL = pools("two", "sockets", "four", rarely=("four",))
+CREWS = pools("one", "two", "sockets", "four", "near", rarely=("one", "four"))
+SEVERAL = pools("two", "sockets", "four", "near", rarely=("four",))
 
 
 @pytest.fixture(scope="module", params=CREWS)

@@ -24,13 +24,15 @@ MEETING_PLACE = tempfile.TemporaryDirectory(
 SOCKETS = {"SYNKRO_NCCL_SOCKETS": "1"}  # NCCL older than 2.30 connects ranks on one GPU by these
 SEVERAL = {"FAKE_NCCL_VERSION": "23203"}  # a release that takes several ranks a GPU
 SINGLE = {"FAKE_NCCL_VERSION": "22800"}  # one that does not
+NEAR = {"SYNKRO_GPU_PATHS": "new"}  # ranks open each other's device memory
 
 MACHINES = [pytest.param("gpu", marks=pytest.mark.gpu), "stand-in"]
 
 
 @dataclass(frozen=True)
 class WorkerPool:
-    """Ranks on devices.  *link* is how they are connected: by NCCL, or through host memory."""
+    """Ranks on devices.  *link* is how they are connected: by NCCL, by each other's device memory
+    (near), or through host memory."""
 
     machine: str
     name: str
@@ -73,6 +75,14 @@ CREWS = {
             ("gpu", (["cuda:0"] * 4, "any"), {}),
             ("stand-in", (["cuda:0"] * 4, "host memory"), {"FAKE_CUDA_DEVICES": "2", **SINGLE}),
         ],
+        "near": [
+            ("gpu", (["cuda:0"] * 2, "near"), NEAR),
+            (
+                "stand-in",
+                (["cuda:0", "cuda:1", "cuda:0"], "near"),
+                {"FAKE_CUDA_DEVICES": "2", **SINGLE, **NEAR},
+            ),
+        ],
         "three": [
             ("stand-in", (["cuda:2", "cuda:0", "cuda:1"], "nccl"), {"FAKE_CUDA_DEVICES": "3"}),
         ],
@@ -110,9 +120,9 @@ def _rare(param):
 
 
 PAIRS = pools("two", "same", "sockets")
-EVERY = pools("one", "two", "same", "sockets", "four", "all", rarely=("one", "same"))
+EVERY = pools("one", "two", "same", "sockets", "four", "near", "all", rarely=("one", "same"))
 MOST = pools(
-    "one", "two", "sockets", "four", "all", rarely=("one",)
+    "one", "two", "sockets", "four", "near", "all", rarely=("one",)
 )  # "same" goes the way of one of these
 
 
@@ -166,6 +176,8 @@ def started(pool, devices, **options):
         pytest.fail(through[0])
     if pool.link == "host memory":
         assert through, said.getvalue()
+    if pool.link == "near":
+        assert all("outputs are" in line for line in through), said.getvalue()
     return session
 
 

@@ -14,6 +14,9 @@ from .nccl import nccl_environment, why_not_nccl
 
 _MB = 1 << 20
 
+PATHS = "SYNKRO_GPU_PATHS"
+"""Set to ``new``, it lets ranks open each other's device memory, which was not tried on a GPU yet."""
+
 
 class Placement:
     """The devices of a session, one a rank.
@@ -58,6 +61,12 @@ class Placement:
         """Whether NCCL is to connect the ranks."""
         return len(self.gpus) > 1 and not self.problem
 
+    @property
+    def near(self) -> bool:
+        """Whether the ranks are to open each other's device memory; they can on one machine only."""
+        chosen = os.environ.get(PATHS) == "new"
+        return chosen and len(self.gpus) > 1 and len({gpu.machine for gpu in self.gpus}) == 1
+
     def environments(self, common: Mapping[str, str]) -> list[dict[str, str]]:
         """The environment of each worker: *common*, and on GPUs variables that it does not set.
 
@@ -96,15 +105,21 @@ class Placement:
                 part = int(total * self.preallocate)
                 yield f"Preallocating {part}/{total} MB ({self.preallocate:.3f}) on {assignment.device}"
 
-    def after(self, master_rank: int, problem: str) -> Iterator[str]:
-        """The status lines when they have started; *problem* says why NCCL does not connect them."""
+    def after(self, master_rank: int, problem: str, apart: str) -> Iterator[str]:
+        """The status lines when they have started.
+
+        *problem* says why NCCL does not connect them, *apart* why they do not open each other's memory.
+        """
         for rank, assignment in enumerate(self.assignments):
             if assignment.name is not None:
                 yield f"Mapped name {assignment.name} to {assignment}"
             elif self.gpus:
                 yield f"Rank {rank} is on {assignment}"
         if problem:
-            yield f"Synkro: outputs and variables are reduced through host memory, as {problem}"
+            what = "outputs are" if self.near and not apart else "outputs and variables are"
+            yield f"Synkro: {what} reduced through host memory, as {problem}"
+        if apart:
+            yield f"Synkro: messages go from GPU to GPU through host memory, as {apart}"
         kind = "GPU" if self.gpus else "CPU"
         workers = counted(len(self.assignments), f"{kind} worker")
         yield f"Synkro: {workers} initialized, master rank: {master_rank}"

@@ -87,7 +87,7 @@ def handle(block):
 
 
 def open_(name):
-    """Map the allocation of another process; returns its memory, its size and its physical device."""
+    """Map the allocation of another process; returns its memory, its file and its size."""
     if not _is_allowed():
         raise _machine.CUDARuntimeError(_machine.NOT_SUPPORTED)
     magic, pid, number, size, place, _ = struct.unpack_from(_FORMAT, name)
@@ -97,6 +97,8 @@ def open_(name):
         raise _machine.CUDARuntimeError(_machine.DEVICE_UNINITIALIZED)
     if name in _known:
         raise _machine.CUDARuntimeError(_machine.ALREADY_MAPPED)
+    if place != _machine.devices()[_machine.current_device()] and not _machine.peers():
+        raise _machine.CUDARuntimeError(_machine.NO_PEER_ACCESS)
     try:
         fd = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR)
         memory = np.frombuffer(mmap.mmap(fd, _HEAD + size), np.uint8)
@@ -108,7 +110,7 @@ def open_(name):
             os.close(fd)
             raise _machine.CUDARuntimeError(_machine.INVALID_VALUE)
         words[_OPEN] += 1
-    return memory, fd, size, place
+    return memory, fd, size
 
 
 def add(name, block, memory, fd):

@@ -20,6 +20,7 @@ NO_DEVICE = 100
 INVALID_DEVICE = 101
 DEVICE_UNINITIALIZED = 201
 ALREADY_MAPPED = 208
+NO_PEER_ACCESS = 217
 INVALID_HANDLE = 400
 NOT_READY = 600
 ILLEGAL_ADDRESS = 700
@@ -42,6 +43,10 @@ ERRORS = {
     214: ("cudaErrorECCUncorrectable", "uncorrectable ECC error encountered"),
     201: ("cudaErrorDeviceUninitialized", "invalid device context"),
     208: ("cudaErrorAlreadyMapped", "resource already mapped"),
+    217: (
+        "cudaErrorPeerAccessUnsupported",
+        "peer access is not supported between these two devices",
+    ),
     400: ("cudaErrorInvalidResourceHandle", "invalid resource handle"),
     600: ("cudaErrorNotReady", "device not ready"),
     700: ("cudaErrorIllegalAddress", "an illegal memory access was encountered"),
@@ -171,6 +176,11 @@ def contexts():
 def capacity():
     """How many bytes a device has."""
     return int(os.environ.get("FAKE_CUDA_MEMORY", str(1 << 30)))
+
+
+def peers():
+    """Whether one device can read the memory of another."""
+    return os.environ.get("FAKE_CUDA_PEERS", "1") != "0"
 
 
 def lazy():

@@ -142,8 +142,8 @@ class _Opened(BaseMemory):
 
     def __init__(self, name):
         self.buffer = None
-        memory, fd, self.size, place = _ipc.open_(name)
-        self.device_id = _machine.devices().index(place)
+        memory, fd, self.size = _ipc.open_(name)
+        self.device_id = _machine.current_device()
         self.buffer, self._is_open = _ipc.body(memory), True
         self.ptr = self.buffer.ctypes.data
         self._enlist()

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 
 from . import _host, _ipc, _machine, _queues
@@ -218,7 +217,7 @@ def hostUnregister(ptr):
 def deviceCanAccessPeer(device, peerDevice):
     """Whether one device can read the memory of another."""
     _machine.check()
-    return int(device != peerDevice and os.environ.get("FAKE_CUDA_PEERS", "1") != "0")
+    return int(device != peerDevice and _machine.peers())
 
 
 def ipcGetMemHandle(devPtr):
@@ -309,7 +308,7 @@ class _Side:
         _machine.touch(owner.device_id)
 
     def gone(self):
-        """Whether memory that was pinned when the copy was issued is so no more, or what was open is closed."""
+        """Whether memory that was pinned when the copy was issued is so no more, or was closed."""
         try:
             if self.place == _DEVICE and self._owner is not None:
                 self._owner._check()

@@ -1,0 +1,180 @@
+"""Device memory of one process that others read and write: by CUDA IPC.
+
+A rank's *window* consists of chunks.  Each is an allocation of its own, as CUDA names nothing else to
+other processes (CUDA C++ Programming Guide, "Interprocess Communication"), and the name, a handle, goes
+to them with what they are to do.  CUDA wants a chunk to be closed by all before it is freed:
+
+    up to KEPT bytes    stays open in those that have read it, and is used again, never freed
+    larger              is opened for one reading, and freed when it has been read
+
+Whoever is told of a chunk finds in it what was written before ``wait`` returned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, Final
+
+import cupy
+import numpy as np
+from cupy.cuda import runtime
+
+from ..machine import readable_bytes
+from ..memory.departures import call_with_last
+from ..memory.interrupts import atomic
+from ..values.arrays import Array
+
+KEPT = 1 << 28
+"""Bytes of the largest chunks that are used again."""
+
+LEAST = 1 << 21
+"""Bytes of the smallest chunks: the driver hands out so many at once, and names them together."""
+
+CudaError = runtime.CUDARuntimeError
+
+_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+
+
+class Chunk:
+    """An allocation that others can open.
+
+    Attributes:
+        handle: its name.
+        nbytes: its size.
+        start: its beginning, as CuPy's pointer.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        """Raises: CUDARuntimeError."""
+        memory = cupy.cuda.Memory(nbytes)
+        self.nbytes: Final = nbytes
+        self.start: Final = cupy.cuda.MemoryPointer(memory, 0)
+        self.handle: Final = bytes(runtime.ipcGetMemHandle(memory.ptr))
+
+
+class Lease:
+    """A chunk as long as somebody holds this.
+
+    Attributes:
+        chunk: the chunk.
+    """
+
+    def __init__(self, chunk: Chunk) -> None:
+        self.chunk: Final = chunk
+
+
+class Window:
+    """The chunks of this rank, and those of others that are open here."""
+
+    def __init__(self, device: int, say: Callable[[str], None]) -> None:
+        """*device* is the number of this rank's GPU; *say* shows a status line."""
+        self._device = device
+        self._say = say
+        self._spare: list[Chunk] = []
+        self._left: dict[Chunk, object] = {}  # the keys are chunks whose leases are gone
+        self._opened: dict[bytes, Any] = {}  # the beginning of each chunk, by its handle
+        self._refused = False  # whether there was once no memory for a chunk
+
+    def take(self, nbytes: int) -> Lease | None:
+        """A chunk with room for *nbytes*; None if the device has no memory for it."""
+        with atomic:
+            self.tidy()
+            fitting = [chunk for chunk in self._spare if nbytes <= chunk.nbytes]
+            chunk = min(fitting, key=_size, default=None) or self._allocate(nbytes)
+            if chunk is None:
+                return None
+            if chunk in self._spare:
+                self._spare.remove(chunk)
+            lease = Lease(chunk)
+            call_with_last(lease, self._left.__setitem__, chunk)
+            return lease
+
+    def _allocate(self, nbytes: int) -> Chunk | None:
+        unit = LEAST if nbytes > KEPT else max(LEAST, 1 << (nbytes - 1).bit_length())
+        size = -(-nbytes // unit) * unit
+        for attempt in range(2):
+            try:
+                return Chunk(size)
+            except CudaError as error:
+                if error.status != _OUT_OF_MEMORY:
+                    raise
+            if not attempt:
+                cupy.get_default_memory_pool().free_all_blocks()
+        if not self._refused:
+            self._refused = True
+            self._say(
+                f"Synkro: arrays go from GPU to GPU through host memory where there is too little on "
+                f"cuda:{self._device}: {readable_bytes(size)} were missing"
+            )
+        return None
+
+    def tidy(self) -> None:
+        """Free large chunks that nobody holds any more, and keep the others for later."""
+        with atomic:
+            while self._left:
+                chunk, _ = self._left.popitem()
+                if chunk.nbytes <= KEPT:
+                    self._spare.append(chunk)
+
+    def seen(self, handle: bytes, nbytes: int) -> Any:
+        """The beginning of another rank's chunk of so many bytes, as CuPy's pointer.
+
+        Raises: CUDARuntimeError.
+        """
+        start = self._opened.get(handle)
+        if start is None:
+            with atomic:
+                start = self._opened[handle] = self._open(handle, nbytes)
+        return start
+
+    def _open(self, handle: bytes, nbytes: int) -> Any:
+        address = runtime.ipcOpenMemHandle(handle, runtime.cudaIpcMemLazyEnablePeerAccess)
+        # of this device, whichever it lies on: kernels here may read and write it
+        memory = cupy.cuda.UnownedMemory(address, nbytes, None, self._device)
+        return cupy.cuda.MemoryPointer(memory, 0)
+
+    def copy(self, handle: bytes, nbytes: int, target: Any) -> None:
+        """Copy the beginning of another rank's chunk, of so many bytes, to a contiguous *target*."""
+        if nbytes <= KEPT:
+            copy(target.data, self.seen(handle, nbytes), target.nbytes)
+            self.wait()
+            return
+        with atomic:
+            start = self._open(handle, nbytes)
+            try:
+                copy(target.data, start, target.nbytes)
+                self.wait()
+            finally:
+                runtime.ipcCloseMemHandle(start.ptr)
+
+    def wait(self) -> None:
+        """Wait until all that the current stream does is done: others may see it then."""
+        cupy.cuda.get_current_stream().synchronize()
+
+    def close(self) -> None:
+        """Close what is open here, as the process ends."""
+        while self._opened:
+            _, start = self._opened.popitem()
+            with contextlib.suppress(Exception):  # what cannot be given back goes with the process
+                runtime.ipcCloseMemHandle(start.ptr)
+
+
+def _size(chunk: Chunk) -> int:
+    return chunk.nbytes
+
+
+def reaches(one: int, other: int) -> bool:
+    """Whether one GPU reads the memory of another, by their numbers."""
+    return bool(runtime.deviceCanAccessPeer(one, other))
+
+
+def copy(target: Any, source: Any, nbytes: int) -> None:
+    """Queue a copy on the device, between two of CuPy's pointers, on the current stream."""
+    target.copy_from_device_async(source, nbytes)
+
+
+def typed(start: Any, dtype: np.dtype[Any], count: int) -> Array:
+    """*count* elements of device memory from *start* on."""
+    array: Array = cupy.ndarray((count,), dtype, start)
+    return array

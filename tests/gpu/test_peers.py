@@ -1,0 +1,303 @@
+"""Ranks that open each other's device memory: what passes where, in pieces, and when it cannot."""
+
+import os
+import signal
+import sys
+
+import cloudpickle
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import synkro as synk
+from support.gpus import NEAR, SINGLE, pools, serving
+from support.waiting import Watch
+from synkro import here
+from synkro.comms.board import SLOTS
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
+
+ON_TWO = {"FAKE_CUDA_DEVICES": "2", **SINGLE, **NEAR}
+ROOM = 512
+"""Bytes of a stage, where tests make it small."""
+
+
+@pytest.fixture(scope="module", params=pools("near"))
+def session(request):
+    with serving(request.param) as session:
+        yield session
+
+
+def narrow(room):
+    """Have stages, and chunks that are used again, of *room* bytes from now on; returns what it was."""
+    from synkro.comms import peers
+    from synkro.devices import window
+
+    before, peers.KEPT, window.KEPT = window.KEPT, room, room
+    return before
+
+
+@pytest.fixture
+def small_stages(session):
+    """Everything goes in pieces."""
+    change = session.function(narrow, bcast_inputs="room", outputs="max")
+    before = change(ROOM)
+    yield session
+    change(before)
+
+
+def everything(rows, columns, root, dtype):
+    """Each collective, of arrays that differ from rank to rank; as lists of NumPy's arrays."""
+    xp, rank, size = synk.xp(), synk.rank(), synk.size()
+    x = (xp.arange(rows * columns).reshape(rows, columns) % 7 + rank).astype(dtype)
+    more = (xp.arange((rows + rank) * columns).reshape(rows + rank, columns) % 5 + rank).astype(dtype)
+    found = [
+        synk.all_reduce(x, "sum"),
+        synk.all_reduce({"a": x, "b": x[:1, :1]}, "max")["b"],
+        synk.reduce(x, "mean", root=root, weight=rank + 1.0) if dtype != "c16" else None,
+        synk.reduce_scatter(x, "prod"),
+        synk.broadcast(x, root=root),
+        synk.scatter(more, root=root),
+        synk.all_gather(more),
+        synk.gather(more, root=root),
+        synk.all_to_all(more),
+        synk.exchange(x, size - 1 - rank),
+    ]
+    if rank == root:
+        synk.send(more, (root + 1) % size)
+    if rank == (root + 1) % size:
+        found.append(synk.recv(root))
+    return [None if each is None else each.get() for each in found]
+
+
+def expected(size, rank, rows, columns, root, dtype):
+    """What ``everything`` finds on a rank, by NumPy."""
+
+    def of(r, extra, modulus):
+        return (np.arange((rows + extra) * columns).reshape(-1, columns) % modulus + r).astype(dtype)
+
+    xs = [of(r, 0, 7) for r in range(size)]
+    more = [of(r, r, 5) for r in range(size)]
+    share = [np.array_split(each, size)[rank] for each in more]
+    total = xs[0].copy()
+    product = xs[0].copy()
+    for x in xs[1:]:
+        total, product = total + x, product * x
+    weights = [r + 1.0 for r in range(size)]
+    mean = sum(x * w for x, w in zip(xs, weights, strict=True)) / sum(weights)
+    found = [
+        total,
+        np.maximum.reduce([x[:1, :1] for x in xs]),
+        mean if rank == root and dtype != "c16" else None,
+        np.array_split(product, size)[rank],
+        xs[root],
+        np.array_split(more[root], size)[rank],
+        np.concatenate(more),
+        np.concatenate(more) if rank == root else None,
+        np.concatenate(share),
+        xs[size - 1 - rank],
+    ]
+    return [*found, more[root]] if rank == (root + 1) % size else found
+
+
+def check_everything(session, *args):
+    look = session.function(
+        lambda rows, columns, root, dtype: cloudpickle.dumps(everything(rows, columns, root, dtype)),
+        bcast_inputs=["rows", "columns", "root", "dtype"],
+        outputs=None,
+    )
+    for rank, found in enumerate(look(*args)):
+        wanted = expected(session.n_parallel, rank, *args)
+        for number, (mine, theirs) in enumerate(zip(cloudpickle.loads(found), wanted, strict=True)):
+            if theirs is None:
+                assert mine is None, number
+            else:
+                assert mine.dtype == theirs.dtype, number
+                assert np.array_equal(mine, theirs), (number, mine, theirs)
+
+
+@given(
+    st.integers(0, 60), st.integers(1, 9), st.integers(0, 1), st.sampled_from(["f8", "i4", "u1", "c16"])
+)
+def test_in_pieces_collectives_are_what_they_are_whole(small_stages, rows, columns, root, dtype):
+    check_everything(small_stages, rows, columns, root, dtype)
+
+
+def test_nothing_passes_through_the_host(make_believe):
+    make_believe.set(**ON_TWO)
+
+    def run():
+        x = synk.xp().ones(1 << 18)
+        before = dict(synk.xp().cuda.runtime.statistics)
+        for _ in range(2):
+            synk.all_reduce(x, "sum")
+            synk.all_gather(x)
+            synk.broadcast(x)
+            synk.exchange(x, 1 - synk.rank())
+        after = synk.xp().cuda.runtime.statistics
+        return [after[name] - before[name] for name in ("pinned", "pageable")]
+
+    for devices in (["cuda:0", "cuda:0"], ["cuda:0", "cuda:1"]):
+        make_believe.set(FAKE_NCCL="none")
+        with make_believe.session(devices) as session:
+            assert session.function(run, outputs=None)() == [[0, 0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("devices", "variables", "why"),
+    [
+        ("cuda:0,cuda:0", {"FAKE_CUDA_IPC": "0"}, "cudaErrorInvalidValue: invalid argument"),
+        ("cuda:0,cuda:1", {"FAKE_CUDA_PEERS": "0"}, "cuda:0 does not reach the memory of cuda:1"),
+        ("cuda:0,cuda:0", {"FAKE_CUDA_MEMORY": "1000000"}, "there is no device memory for it"),
+    ],
+)
+def test_where_that_cannot_be_it_is_said_and_goes_through_the_host(
+    make_believe, capfd, devices, variables, why
+):
+    make_believe.set(**ON_TWO, FAKE_NCCL="none", **variables)
+
+    def run():
+        x = synk.xp().arange(20_000) + synk.rank()
+        return synk.all_reduce(x, "sum"), synk.exchange(x, 1 - synk.rank())
+
+    with make_believe.session(devices.split(","), verbose=True) as session:
+        total, other = session.function(run, outputs=(None, None))()
+    for rank in range(2):
+        assert np.array_equal(total[rank], 2 * np.arange(20_000) + 1)
+        assert np.array_equal(other[rank], np.arange(20_000) + 1 - rank)
+    said = capfd.readouterr().err
+    assert f"messages go from GPU to GPU through host memory, as {why}" in said
+    assert "outputs and variables are reduced through host memory" in said
+
+
+def test_without_the_switch_ranks_do_not_open_each_others_memory(make_believe):
+    make_believe.set(**{**ON_TWO, "SYNKRO_GPU_PATHS": None})
+    with make_believe.session() as session:
+        assert not session.function(lambda: here.rank.comm._peers is not None, outputs="max")()
+
+
+def refuse(greedy):
+    """Have rank *greedy* find no memory for chunks from now on, the others as much as there is."""
+    from synkro.devices import window
+
+    def none(nbytes):
+        raise synk.xp().cuda.runtime.CUDARuntimeError(2)
+
+    kept = here.rank.__dict__.setdefault("chunks", window.Chunk)
+    window.Chunk = none if synk.rank() == greedy else kept
+
+
+def of_all_kinds(count):
+    xp, rank = synk.xp(), synk.rank()
+    x = xp.arange(count) + rank
+    found = [synk.all_reduce(x, "sum"), synk.broadcast(x, root=1), synk.exchange(x, 1 - rank)]
+    found += [synk.all_gather(x)[count:], synk.reduce_scatter(x, "max"), synk.all_to_all(x)]
+    return [int(each.sum()) for each in found]
+
+
+@pytest.mark.parametrize("greedy", [0, 1])
+def test_too_little_device_memory_is_said_once_and_nothing_is_lost(make_believe, capfd, greedy):
+    """A rank that has none takes all to the host, in collectives of any kind and in messages."""
+    make_believe.set(**ON_TWO)
+    with make_believe.session(verbose=True) as session:
+        change = session.function(refuse, bcast_inputs="greedy", outputs=[])
+        f = session.function(of_all_kinds, bcast_inputs="count", outputs=None)
+        small = f(10)
+        change(greedy)
+        through_host = [f(500_000) for _ in range(2)]
+        assert f(10) == small  # which fits the memory that it has
+        change(-1)
+        assert [f(500_000)] * 2 == through_host
+    (said,) = [line for line in capfd.readouterr().err.splitlines() if "too little" in line]
+    assert "8.0 MB were missing" in said or "4.0 MB were missing" in said, said
+
+
+def test_messages_wait_unread_and_come_in_order(session):
+    count = 1 << 15
+
+    def run():
+        rank, size = synk.rank(), synk.size()
+        for number in range(SLOTS):
+            synk.send(synk.xp().full(count, 10 * rank + number, "i8"), (rank + 1) % size)
+        synk.barrier()
+        source = (rank - 1) % size
+        return [synk.recv(source).get().tolist() == [10 * source + n] * count for n in range(SLOTS)]
+
+    f = session.function(run, outputs=None)
+    for _ in range(3):
+        assert f() == [[True] * SLOTS] * session.n_parallel
+
+
+def test_large_messages_are_freed_and_others_used_again(session, small_stages):
+    def run(rounds):
+        xp, rank, size = synk.xp(), synk.rank(), synk.size()
+        right = True
+        for number in range(rounds):
+            x = xp.arange(1 << 19) + number
+            synk.send(x, (rank + 1) % size)  # larger than what is kept
+            right = right and bool((synk.recv((rank - 1) % size) == x).all())
+        synk.barrier()
+        del x
+        here.rank.comm.tidy()
+        pool = xp.get_default_memory_pool()
+        pool.free_all_blocks()
+        synk.barrier()
+        free, total = xp.cuda.Device().mem_info
+        return right, total - free
+
+    f = session.function(run, bcast_inputs="rounds", outputs=("min", "max"))
+    right, before = f(2)
+    assert right
+    right, after = f(20)
+    assert right
+    assert after <= before
+
+
+def test_memory_is_as_before_when_a_session_has_ended(make_believe):
+    """Whoever opens a chunk closes it before its owner frees it: else the stand-in says so."""
+    make_believe.set(**ON_TWO)
+    done = make_believe.python(
+        """if True:
+        import synkro as synk
+        def run(n):
+            x = synk.xp().ones(n)
+            return int(synk.all_reduce(x, "sum").sum() + synk.exchange(x, 1 - synk.rank()).sum())
+        for _ in range(2):
+            with synk.Session(devices=["cuda:0", "cuda:0"], verbose=False) as session:
+                f = session.function(run, bcast_inputs="n", outputs=None)
+                print(*map(int, f(10) + f(100_000)))
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["30 30 300000 300000"] * 2
+    assert "stand-in" not in done.stderr
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("when", ["before", "posted", "between", "reading"])
+def test_a_death_while_memory_is_open(make_believe, victim, when):
+    make_believe.set(**ON_TWO)
+
+    def die():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def run():
+        rank, x = synk.rank(), synk.xp().ones(1 << 17)
+        synk.all_reduce(x, "sum")
+        if rank == victim and when == "before":
+            die()
+        synk.send(x, 1 - rank)
+        if rank == victim and when == "posted":
+            die()
+        if rank == victim and when in ("between", "reading"):
+            peers = here.rank.comm._peers
+            name = "_merge" if when == "between" and rank == 0 else "_seen"
+            setattr(peers, name, lambda *args: die())
+        while True:
+            synk.all_reduce(x, "sum")
+
+    with make_believe.session() as session, Watch():
+        with pytest.raises(synk.WorkerDied, match="SIGKILL") as caught:
+            session.function(run, outputs=[])()
+        assert caught.value.rank == victim
