@@ -78,6 +78,9 @@ def lacks(machine, folder, *modules):
     machine.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 
+KINDS = ("all-reduce", "exchange")
+
+
 class TestTheProgram:
     def test_a_record_of_the_stand_in_is_none_of_a_gpu(self, machine, tmp_path):
         out = tmp_path / "record.json"
@@ -138,6 +141,22 @@ class TestTheProgram:
         for way in ways:
             assert f"collectives {way}: 1.0 KB " in table
             assert f"all-reduce, 64.0 KB, {way} " in table
+
+    def test_ranks_that_open_each_others_memory(self, machine, tmp_path):
+        out = tmp_path / "record.json"
+        done = run("--only", "peers", "--out", str(out))
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = json.loads(out.read_text())["sections"]["peers"]
+        assert [check["ok"] for check in found["checks"]] == [True]
+        timed = [figure["name"] for figure in found["figures"]]
+        assert timed == [f"{what} of {size}" for size in ("1.0 KB", "256.0 KB") for what in KINDS]
+        machine.setenv("FAKE_CUDA_IPC", "0")
+        done = run("--only", "peers", "--out", str(out))
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = json.loads(out.read_text())["sections"]["peers"]
+        assert found["not_measured"] == [
+            {"name": "each other's device memory", "reason": "the ranks do not open it"}
+        ]
 
     def test_a_way_that_cannot_be_is_not_measured(self, machine, tmp_path):
         machine.setenv("FAKE_NCCL_VERSION", "22800")

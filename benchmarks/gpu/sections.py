@@ -37,6 +37,7 @@ MODULES = {
     "memory": "copies",
     "endurance": "calls",
     "collectives": "calls",
+    "peers": "peers",
     "training": "sections",
 }
 """All sections, the most important first, with the module of each one's function."""
@@ -54,6 +55,7 @@ FULL: dict[str, dict[str, Any]] = {
     "memory": {"nbytes": 64 * 10**9, "slices": 128, "limited": True},
     "endurance": {"calls": 10_000, "cycles": 1000},
     "collectives": {"sizes": [1 << (10 + 4 * step) for step in range(6)], "turn": 0.3, "runs": [3, 15]},
+    "peers": {"sizes": [1 << 10, 1 << 20, 1 << 24, 1 << 26, 1 << 30], "runs": [5, 15]},
     "training": {"options": []},
 }
 """Bytes, repetitions (*runs* of so many *calls*), seconds (*alone*, *turn*), elements (*count*)."""
@@ -65,6 +67,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "memory": {"nbytes": 8 * 10**9},
     "endurance": {"calls": 1000, "cycles": 3},
     "collectives": {"sizes": [1 << 10, 1 << 20, 1 << 28], "turn": 0.1, "runs": [2, 5]},
+    "peers": {"sizes": [1 << 10, 1 << 26], "runs": [2, 5]},
     "training": {"options": ["--quick"]},
 }
 
@@ -77,6 +80,7 @@ STAND_IN: dict[str, dict[str, Any]] = {
     "memory": {"nbytes": 1 << 24},
     "endurance": {"calls": 40, "cycles": 2},
     "collectives": {"sizes": [1 << 10, 1 << 16], "turn": 0.01, "runs": [2, 3]},
+    "peers": {"sizes": [1 << 10, 1 << 18], "runs": [2, 3]},
 }
 """What a make-believe GPU can bear; beside a *quick* run's."""
 

@@ -52,6 +52,7 @@ SHARES = {
     "memory": 45,
     "endurance": 45,
     "collectives": 45,
+    "peers": 25,
     "training": 60,
 }
 """How the time is divided: each section gets its share of what is left when it begins."""
