@@ -1,12 +1,16 @@
 """Tables and columns that functions read as globals, and that the program writes to between calls."""
 
+import contextlib
+import os
+import signal
 import warnings
 
 import numpy as np
 import pytest
 
-from support.sessions import lasting
-from synkro.errors import InvalidValue
+import synkro
+from support.sessions import lasting, running
+from synkro.errors import InvalidValue, WorkerDied
 
 pytestmark = [pytest.mark.libraries, pytest.mark.counted_once]
 
@@ -197,3 +201,59 @@ def test_an_object_that_both_sides_have_changed_is_no_matter_of_calls_that_do_no
     assert found == [0, 3, 6, 9]
     session.push(trainer)
     assert session.map(lambda k: k + trainer.w.sum(), range(2)) == [3, 4]
+
+
+def changed_there():
+    """What a function does with a table each time: pairs of a maker and that."""
+    pd = pytest.importorskip("pandas", reason="needs pandas")
+
+    def grow(t):
+        t.loc[len(t)] = [synkro.rank(), 1]
+
+    def add(t):
+        t["v"] += 1 + synkro.rank()
+
+    def column(t):
+        t[f"new{t.shape[1]}"] = t["v"] * 2
+
+    frame = lambda: pd.DataFrame({"v": np.arange(3), "w": [1, 2, 3]})  # noqa: E731
+    return [(frame, grow), (frame, add), (frame, column)]
+
+
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("way", ["idle", "map"])
+def test_a_worker_that_takes_a_place_has_the_table_of_the_one_before(number, way):
+    make, change = changed_there()[number]
+    held = Holder(make())
+
+    def step():
+        change(held.held)
+        return held.held.to_numpy().tolist(), list(held.held.columns)
+
+    with running(2, replace=way == "idle") as session:
+        run = synkro.function(step, outputs=None)
+        before = run()
+        if way == "idle":
+            os.kill(session.pids[1], signal.SIGKILL)
+            with pytest.raises(WorkerDied, match="taken its place"):
+                run()
+        else:
+            synkro.map(lambda x: os._exit(1) if x < 2 else x, range(5), errors="return", chunksize=1)
+        for rank, (values, columns) in enumerate(run()):
+            serial = make()
+            for _ in range(2):
+                with pretending(rank):
+                    change(serial)
+            assert values == serial.to_numpy().tolist()
+            assert columns == list(serial.columns)
+        assert len(before) == 2
+
+
+@contextlib.contextmanager
+def pretending(rank):
+    """A block in which ``synkro.rank()`` is *rank* in this process."""
+    real, synkro.rank = synkro.rank, lambda: rank
+    try:
+        yield
+    finally:
+        synkro.rank = real

@@ -325,7 +325,7 @@ def test_variables_of_a_worker_that_has_died():
             replica = home.rank.variables[number]
             assert (replica.name, replica.value.dtype) == (f"v{number}", value.dtype)
             np.testing.assert_array_equal(replica.value, value)
-        secured = home.do(Secure(None, (), ()))
+        secured = home.do(Secure(None, 0, (), ()))
         assert [each._replace(place=0) for each in secured.replicas] == [was for was, _ in pairs]
         assert (secured.called, secured.generator, secured.objects) == (False, None, ())
 
@@ -336,7 +336,7 @@ def test_variables_are_as_they_were_kept():
         replica = home.create(np.arange(6.0).reshape(2, 3))
         for time in (1, 2):
             replica.value[:] = time
-            home.do(Secure(time, (), ()))
+            home.do(Secure(time, time - 1, (), ()))
         for time in (2, 1):
             replica.value = np.full((4, 3), 9.0)
             home.do(Revert(time))

@@ -2,11 +2,14 @@
 
 import contextlib
 import ctypes
+import mmap
 import os
 import random
+import resource
 import signal
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -317,6 +320,26 @@ def test_a_try_has_a_time_of_its_own(two, tmp_path):
     found = synk.map(task, range(3), common={"folder": str(tmp_path)}, retries=1, item_timeout=5)
     assert found == [0, 1, 2]
     assert two.pids == before
+
+
+def full_of(megabytes):
+    """Many bytes, in a process that may have some more than it has, but not twice as many."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * mmap.PAGESIZE + (300 << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
+    return np.ones(megabytes << 20, np.uint8)
+
+
+def test_a_result_for_which_there_is_no_memory_is_that_items_failure(own, results):
+    """The others are there, also those that have run after it."""
+    found = results(full_of, [1, 200, 2, 1], errors="return", retries=1)
+    assert [each.nbytes >> 20 for each in found if isinstance(each, np.ndarray)] == [1, 2, 1]
+    assert isinstance(found[1], MemoryError)
+    assert found[1].item == 1
+    assert "RLIMIT_AS" in str(found[1])
+    with pytest.raises(MemoryError, match=r"at item 1 \(200\)"):
+        results(full_of, [1, 200, 2], retries=1)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "3", [1], True])

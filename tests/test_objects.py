@@ -4,6 +4,7 @@ import array
 import collections
 import functools
 import gc
+import io
 import random
 import sys
 import types
@@ -613,3 +614,17 @@ def test_an_interrupt_keeps_no_number_of_what_is_gone():
     assert numbers.get(id(obj)) == 3
     numbers.drop(id(obj))
     assert numbers.get(id(obj)) is None
+
+
+def test_a_file_in_memory_that_a_function_writes_to(two):
+    """Its state says from its first look on that it has attributes: none."""
+    memory = io.BytesIO(b"abc")
+
+    def write():
+        memory.seek(0, 2)
+        memory.write(b"q")
+        return memory.getvalue()
+
+    run = synk.function(write, outputs=None)
+    for times in range(1, 8):
+        assert run() == [b"abc" + b"q" * times] * 2

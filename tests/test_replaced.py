@@ -1,9 +1,12 @@
 """With ``fork(replace=True)`` a call in which a worker dies has not happened; the session goes on."""
 
 import contextlib
+import functools
+import itertools
 import os
 import random
 import signal
+import sys
 import threading
 import time
 
@@ -14,7 +17,7 @@ import synkro as synk
 from support.examples import examples, given, st
 from support.sessions import running, start
 from support.waiting import Watch, wait_until
-from synkro import NotAvailable, SessionBroken, WorkerDied, WorkerError
+from synkro import NotAvailable, SessionBroken, WorkerDied, WorkerError, here
 
 pytestmark = [pytest.mark.counted_once, pytest.mark.timeout(120)]
 
@@ -46,7 +49,10 @@ def kill(ranks):
 
 def dying(run, *args):
     """Have a call end by WorkerDied, which says what becomes of the session."""
-    with Watch(), pytest.raises(WorkerDied, match="taken its place: all is as when") as error:
+    with (
+        Watch(),
+        pytest.raises(WorkerDied, match=r"taken (its place|their places): all is as when") as error,
+    ):
         run(*args)
     assert "close()" not in str(error.value)
     return error.value
@@ -290,6 +296,69 @@ def test_maps_in_such_a_session(three):
         np.testing.assert_array_equal(three.get_value(rank, w), [2.0 * (1 + rank)])
 
 
+def draws_or_dies(item):
+    item, path = item
+    if path and not os.path.exists(path):
+        open(path, "x").close()
+        os._exit(3)
+    return item, synk.rng().random()
+
+
+def test_a_map_that_ends_by_a_death_draws_the_same_when_it_is_done_again(tmp_path):
+    """It has not happened; a map after it has the number that it would have had."""
+    found = []
+    for path in ("", str(tmp_path / "died")):
+        with start(2, replace=True, seed=5) as session:
+            maps = []
+            for number in range(3):
+                items = [(item, path if number == item == 1 else "") for item in range(6)]
+                for _ in range(2):
+                    with contextlib.suppress(WorkerDied):
+                        maps.append(session.map(draws_or_dies, items))
+                        break
+            found.append(maps)
+    assert found[0] == found[1]
+    assert len(found[0]) == 3
+
+
+def test_what_died_says_its_last_words(two):
+    def speak(x, fails):
+        if fails and synk.rank() == 1:
+            print("no seat is free", file=sys.stderr, flush=True)
+            os._exit(3)
+        return x
+
+    run = synk.function(speak, bcast_inputs="fails", outputs="sum")
+    error = dying(run, np.ones(2), True)
+    assert error.stderr == "no seat is free"
+    assert str(error).endswith("no seat is free")
+    assert error.exitcode == 3
+
+
+class Bomb:
+    """Kills whoever unpickles it."""
+
+    def __reduce__(self):
+        return os._exit, (7,)
+
+
+def test_a_death_while_a_function_arrives_is_told(two):
+    bomb, x = Bomb(), np.ones(2)
+    with (
+        Watch(),
+        pytest.raises(WorkerDied, match="as it received a function, or what one uses, the") as e,
+    ):
+        synk.function(lambda x: (bomb, x)[1])(x)
+    assert "taken" in str(e.value)
+    for retries in (0, 1):
+        with Watch(), pytest.raises(WorkerDied, match="as it received a function") as error:
+            synk.map(lambda x: (bomb, x)[1], [1, 2, 3], retries=retries)
+        assert error.value.results == error.value.finished == []
+        assert error.value.pending == [0, 1, 2]
+        assert ("happened 5 times in a row" in str(error.value)) == bool(retries)
+    assert synk.function(lambda x: x.sum(), outputs="sum")(x) == 2
+
+
 def test_submitted_calls(three):
     w = synk.shared(np.zeros(1))
 
@@ -521,3 +590,243 @@ def test_nothing_grows(two):
         run([])
     assert held()[0] <= descriptors
     assert held()[1] <= nbytes + (8 << 20)
+
+
+# ── what a worker that takes a place has ─────────────────────────────────────────────────────────────
+
+
+def die_idle(session, rank=1):
+    """Have an idle worker die, and another one take its place."""
+    run = synk.function(os.getpid, outputs=None)
+    os.kill(session.pids[rank], signal.SIGKILL)
+    dying(run)
+
+
+def test_objects_that_the_program_changes_and_changes_back(two):
+    """All ranks are the same after each: also where one came as it was in between."""
+    words, array, model = [1], np.zeros(4), Model()
+    model.log["k"] = [1]
+    large = np.zeros(1 << 20)
+    seen = synk.function(
+        lambda: (list(words), array.sum(), model.steps, list(model.log["k"]), large[0]), outputs=None
+    )
+    before = seen()
+    words.append(2)
+    array[:] = model.steps = large[0] = 7
+    model.log["k"] = [2]
+    die_idle(two)
+    words.pop()
+    array[:] = model.steps = large[0] = 0
+    model.log["k"] = [1]
+    assert seen() == before
+    model.log["k"] = [3]
+    die_idle(two)
+    model.log["k"] = [4]
+    found = seen()
+    assert [each[3] for each in found] == [[4], [4]]
+    assert found[0] == found[1]
+
+
+def test_a_map_leaves_all_ranks_alike(two_plain):
+    """The program changes what the tasks do not use, before a death, and changes it back."""
+    model = Model()
+    seen = synk.function(lambda: model.steps, outputs=None)
+    assert seen() == [0, 0]
+    model.steps = 1
+    found = synk.map(lambda x: os._exit(1) if x == 3 else x, range(6), errors="return")
+    assert [type(each) for each in found].count(WorkerDied) == 1
+    model.steps = 0
+    assert seen() == [0, 0]
+
+
+@pytest.fixture
+def two_plain():
+    with running(2) as session:
+        yield session
+
+
+class Trainer:
+    """Makes what it needs at its first step: two parts share it."""
+
+    def __init__(self):
+        self.weights, self.state = None, Part()
+
+    def step(self):
+        if self.weights is None:
+            self.weights = {"w": np.zeros(2)}
+            self.state.optimizer = {"of": self.weights["w"], "momentum": np.zeros(2)}
+        momentum = self.state.optimizer["momentum"]
+        momentum += 1 + synk.rank()
+        self.state.optimizer["of"] += momentum
+        return self.weights["w"].tolist()
+
+
+@pytest.mark.parametrize("way", ["idle", "in a step", "map"])
+def test_what_functions_make_is_shared_as_it_was(request, way):
+    session = request.getfixturevalue("two_plain" if way == "map" else "two")
+    trainer, first, second, array = Trainer(), {}, {}, np.zeros(6)
+
+    def step(die):
+        found = trainer.step()
+        if "made" not in first:
+            first["made"] = second["too"] = [0]
+            second["view"] = array[2:4]
+        second["too"].append(1)
+        second["view"] += 1
+        if die and synk.rank() == 1:
+            os._exit(1)
+        return found, first["made"] is second["too"], list(first["made"]), array.tolist()
+
+    run = synk.function(step, bcast_inputs="die", outputs=None)
+    run(False)
+    run(False)
+    if way == "idle":
+        die_idle(session)
+    elif way == "map":
+        synk.map(lambda x: os._exit(1) if x < 2 else x, range(6), errors="return", chunksize=1)
+    else:
+        dying(run, True)
+    for rank, (weights, same, made, shown) in enumerate(run(False)):
+        assert weights == [6.0 * (1 + rank)] * 2
+        assert same
+        assert made == [0, 1, 1, 1]
+        assert shown == [0, 0, 3, 3, 0, 0]
+
+
+def test_what_is_reached_only_there_is_kept(two):
+    """A function puts one object into another; what later functions make of it through that counts."""
+    inner, outer = [0], {"x": 0}
+
+    def link():
+        outer["inner"] = inner
+
+    def append():
+        outer["inner"].append(synk.rank())
+        return list(outer["inner"])
+
+    synk.function(link, outputs=[])()
+    add = synk.function(append, outputs=None)
+    add()
+    die_idle(two)
+    look = synk.function(lambda: (list(inner), outer["inner"] is inner), outputs=None)
+    assert look() == [([0, rank], True) for rank in range(2)]
+    assert add() == [[0, rank, rank] for rank in range(2)]
+
+
+class Labelled(np.ndarray):
+    """An array with a label, which NumPy does not pickle."""
+
+
+def test_attributes_of_arrays_and_counters(two):
+    labelled, counter = np.zeros(3).view(Labelled), itertools.count()
+    labelled.label = {"n": 0}
+    inside = [itertools.count(10)]
+
+    def step():
+        labelled[0] += 1
+        labelled.label["n"] += 1
+        return float(labelled[0]), labelled.label["n"], next(counter), next(inside[0])
+
+    run = synk.function(step, outputs=None)
+    run()
+    assert run() == [(2.0, 2, 1, 11)] * 2
+    die_idle(two)
+    assert run() == [(3.0, 3, 2, 12)] * 2
+
+
+class Careful:
+    """Takes a while to pickle on the second worker, if it is told to."""
+
+    slow = 0
+
+    def __init__(self):
+        self.count = 0
+
+    def __getstate__(self):
+        if Careful.slow and synkro_rank() == 1:
+            time.sleep(Careful.slow)
+        return vars(self).copy()
+
+
+def synkro_rank():
+    return None if here.rank is None else here.rank.number
+
+
+def test_ctrl_c_while_copies_are_kept(two):
+    """However often one rank has kept them and the other has not: all are put back alike."""
+    one, total = Careful(), synk.shared(np.zeros(1 << 16))
+
+    def step(slow):
+        Careful.slow = slow
+        one.count += 1
+        total.value = total.value + 1
+        return one.count, float(total.value[0])
+
+    run = synk.function(step, bcast_inputs="slow", outputs=None)
+    run(0.0)
+    for _ in range(2):
+        with Watch(), pytest.raises(KeyboardInterrupt), interrupted_after(0.4):
+            [run(0.8) for _ in range(2)]
+    settled = run(0.0)
+    assert settled[0] == settled[1]
+    die_idle(two, 0)
+    (count, summed), other = run(0.0)
+    assert (count, summed) == other == (settled[0][0] + 1, settled[0][1] + 1)
+
+
+@contextlib.contextmanager
+def interrupted_after(seconds):
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+class Cached:
+    def __init__(self):
+        self.x = 1
+
+    @functools.cached_property
+    def heavy(self):
+        return self.x * 2
+
+
+def test_classes_with_cached_properties(two_plain):
+    cached = Cached()
+    assert synk.function(lambda: cached.heavy, outputs=None)() == [2, 2]
+    found = synk.map(lambda x: os._exit(1) if x == 3 else x, range(6), errors="return")
+    assert [each for each in found if not isinstance(each, WorkerDied)] == [0, 1, 2, 4, 5]
+    assert synk.function(lambda: cached.heavy, outputs=None)() == [2, 2]
+
+
+class Deadly:
+    """Kills each worker that gets it when a file is there."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __setstate__(self, state):
+        vars(self).update(state)
+        if here.rank is not None and os.path.exists(self.path):
+            with open(self.path, "a") as file:
+                file.write("x")
+            os._exit(7)
+
+    def __getstate__(self):
+        return vars(self).copy()
+
+
+def test_five_are_tried_and_no_more(tmp_path):
+    path = tmp_path / "begun"
+    with running(2, replace=True) as session:
+        deadly = Deadly(str(path))
+        run = synk.function(lambda: deadly.path and 1, outputs="sum")
+        assert run() == 2
+        path.touch()
+        os.kill(session.pids[0], signal.SIGKILL)
+        with pytest.raises(WorkerDied, match="could not take its place, 5 times"):
+            run()
+        assert path.read_text() == "x" * 5

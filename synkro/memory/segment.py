@@ -157,6 +157,12 @@ def explained(error: OSError, nbytes: int) -> SharedMemoryError:
             f"{what} ({why}): the limit of the size of files (ulimit -f, RLIMIT_FSIZE) is {limit}, and "
             f"holds for shared memory, too: raise it."
         )
+    addresses, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if error.errno == errno.ENOMEM and addresses != resource.RLIM_INFINITY:
+        return SharedMemoryError(
+            f"{what} ({why}): this process may have {readable_bytes(addresses)} of memory, shared and "
+            f"private (ulimit -v, RLIMIT_AS): raise that, or use less data at once."
+        )
     return SharedMemoryError(
         f"{what} ({why}; {SHM_FOLDER} has {readable_bytes(shm_free())} left, the machine "
         f"{readable_bytes(available_memory())}): use less data at once, or free some (Data.free_memory)."

@@ -105,15 +105,16 @@ class Copy(Command):
 
 
 class Copies(Reply):
-    """Objects, by number, each with a pickle of what it holds; None for what pickle does not take."""
+    """What objects hold, pickled together; *lost* are the numbers of those that pickle does not take."""
 
-    objects: dict[int, bytes | None]
+    pickle: bytes
+    lost: tuple[int, ...]
 
 
 class Recover(Command):
-    """Put into *objects*, by number, what they held: pickles, as in ``Copies``."""
+    """Put into objects what they held: *pickles* as in ``Copies``."""
 
-    objects: dict[int, bytes]
+    pickles: tuple[bytes, ...]
 
 
 class Fetch(Command):

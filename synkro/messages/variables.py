@@ -41,12 +41,14 @@ class Secure(Command):
     the worker.
 
     At a *time*, if that is given, copies of replicas are kept there, and what the objects of these
-    *numbers* hold, and those that the program has sent, is kept; what was kept the time before stays.
-    Functions are known to have *changed* these objects.  Else nobody writes meanwhile; the objects of
-    these *numbers* are kept, and those of the last time, unless calls have run since.
+    *numbers* hold, and those that the program has sent, is kept, beside what was kept at the time
+    *before*; all else that was kept goes, as that has not ended on all ranks.  Functions are known to
+    have *changed* these objects.  Else nobody writes meanwhile; the objects of these *numbers* are kept,
+    and those of the last time, unless calls have run since.
     """
 
     time: int | None
+    before: int
     numbers: tuple[int, ...]
     changed: tuple[int, ...]
 
@@ -65,22 +67,21 @@ class SecuredReplica(NamedTuple):
 class Secured(Reply):
     """What outlives the worker, and where.
 
-    *objects* are those that functions have changed: their numbers, where pickles of what they hold lie,
-    and how long these are; *unkept* those of which there is none.  *generator* is the state of its
-    random generator, or None if it has not drawn.  *called* says whether a call has run since the last
-    ``Secure``.
+    *objects* are those that functions have changed: the numbers of those that are pickled together,
+    where the pickle of what they hold lies, and how long that is; *unkept* those of which there is
+    none.  *generator* is the state of its random generator, or None if it has not drawn.  *called* says
+    whether a call has run since the last ``Secure``.
     """
 
     replicas: tuple[SecuredReplica, ...]
-    objects: tuple[tuple[int, int, int], ...]
+    objects: tuple[tuple[tuple[int, ...], int, int], ...]
     unkept: tuple[int, ...]
     generator: Any
     called: bool
 
 
 class Revert(Command):
-    """Be as at a *time* when copies were kept: the last one, or, where that ended on some ranks only,
-    the one before."""
+    """Be as at a *time* when copies were kept: the last one that has ended on all ranks."""
 
     time: int
 

@@ -348,6 +348,7 @@ class _Opaque(Kind):
 
     def look(self, obj: Any) -> Contents:
         total = _Sum()
+        attributes_of(obj)  # which some have from the first look on, and say so in their state
         try:
             _ByName(total, protocol=5, buffer_callback=total.keep).dump(obj)
         except Exception:  # it will not be sent
@@ -363,7 +364,9 @@ class _Opaque(Kind):
                 f"workers, and cannot be changed there: make a new one instead."
             )
         made, args, state, items, pairs, put = (*reduced, *[None] * 4)[:6]
-        return {WHOLE: ((made, args), state, list(items or ()), list(pairs or ()), put)}
+        left_out = isinstance(obj, np.ndarray) and not reduces_itself(type(obj), np.ndarray)
+        own = _attributes(obj) if left_out else {}
+        return {WHOLE: ((made, args), state, list(items or ()), list(pairs or ()), put), **own}
 
     def can_travel(self, obj: Any) -> bool:
         """Whether another object can take the state of *obj* over."""
@@ -399,6 +402,7 @@ class _Opaque(Kind):
             put(obj, state)
         elif state is not None:
             _set_state(obj, state)
+        _set_attributes(obj, contents, ())
 
 
 def _can_be_made_again(obj: Any, make: Any, args: tuple[Any, ...], state: Any = None) -> bool:
@@ -939,7 +943,10 @@ _ALIKE: tuple[tuple[Any, Callable[[Any, Any], Any]], ...] = (  # whatever subcla
     (re.Pattern, lambda one, other: (one.pattern, one.flags) == (other.pattern, other.flags)),
 )
 
-OF_PARTS = (staticmethod, classmethod, property, types.MethodType, functools.partial)
+OF_PARTS = (
+    *(staticmethod, classmethod, property, types.MethodType, functools.partial),
+    functools.cached_property,
+)
 """Types of which two objects with the same parts are the same."""
 
 

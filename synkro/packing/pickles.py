@@ -244,8 +244,8 @@ class _ForWorkers(Stream):
             return self._compiled(obj)
         if isinstance(obj, functools._lru_cache_wrapper):
             return _cached, (obj.__wrapped__, obj.cache_parameters())
-        if isinstance(obj, functools.cached_property):  # before Python 3.12 it has a lock
-            return _cached_property, (obj.func, obj.attrname)
+        if (reduced := without_lock(obj)) is not None:
+            return reduced
         if type(obj) is ContextVar:
             return ContextVar, (obj.name,), kinds.CONTEXT.look(obj), None, None, _set
         if type(obj) is threading.local:
@@ -652,6 +652,13 @@ def _complete_enum(cls: Any, given: Any) -> None:
 
 def _cached(fn: Callable[..., Any], parameters: dict[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(fn)
+
+
+def without_lock(obj: Any) -> tuple[Any, ...] | None:
+    """What to reduce a ``cached_property`` to, which has a lock before Python 3.12; else None."""
+    if isinstance(obj, functools.cached_property):
+        return _cached_property, (obj.func, obj.attrname)
+    return None
 
 
 def _cached_property(fn: Callable[..., Any], name: str | None) -> Any:

@@ -17,5 +17,6 @@
     objects      the objects that functions have brought along, on this worker
     terminal     what asks for input in a worker says what to do, and lines end with tasks
     variables    what commands do with the variables of one rank
+    copying      how results and objects are pickled
     replica      ``Replica``: one rank's replica of a variable
 """

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType, ModuleType
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
-from ..errors import InvalidType, reason
+from ..errors import InvalidType, InvalidValue, reason
 from ..messages import Parcel, Preserve
 from ..packing.code import used_by, uses
 from ..packing.imported import OwnModule
@@ -43,19 +42,13 @@ from ..packing.kinds import (
 )
 from ..packing.pickles import (
     HEAD,
-    OUT_OF_BAND,
     PICKLED,
-    OneByOne,
     Reader,
-    for_program,
-    numbered,
-    space,
-    with_attributes,
 )
-from ..packing.refused import advice_on_loading, refuse_open_file
+from ..packing.refused import advice_on_loading
 from ..packing.together import Together
 from ..values.arrays import Array
-from ..values.foreign import in_host_memory
+from .copying import Copier, PickledContents, Sender, WholeObject
 from .replica import Replica
 
 
@@ -66,7 +59,7 @@ class RankObjects:
         self._objects: dict[int, Any] = {}
         self._kinds: dict[int, Kind] = {}
         self._by_id: dict[int, int] = {}  # the numbers of what results refer to
-        self._together: Together[_Copier] | None = None  # whose writer pickles each result apart
+        self._together: Together[Copier] | None = None  # whose writer pickles each result apart
         self._modules: dict[int, ModuleType] = {}
         self._bound: dict[tuple[int, str], int] = {}  # numbers of names, by dict and name
         self._kept: list[tuple[Kind, Any, Contents]] = []
@@ -76,7 +69,7 @@ class RankObjects:
         self._next_look = 0.0
         self._computed: dict[int, frozenset[str]] = {}  # cached properties that came with objects
         self._digests: dict[int, Any] = {}  # of what cannot be looked into, when it came
-        self._sender: _Sender | None = None  # for other workers, as long as the objects are these
+        self._sender: Sender | None = None  # for other workers, as long as the objects are these
         self._came: set[int] = set()  # what the program has sent, or changed, since somebody asked
 
     def load(
@@ -221,31 +214,53 @@ class RankObjects:
             found.append(number)
         return tuple(found)
 
-    def pickle(self, number: int) -> bytes | None:
-        """What an object holds, pickled: objects with numbers go by these.  None if pickle does not take
-        it."""
-        obj, kind = self.found(number)
-        sender = self._sender
-        if sender is None:
-            numbers = {id(obj): number for number, obj in self._objects.items()}
-            sender = self._sender = _Sender(numbers, self._modules)
+    def pickle(self, numbers: Iterable[int]) -> PickledContents | None:
+        """What objects hold, pickled together; None if pickle does not take it."""
+        if self._sender is None:
+            self._sender = Sender(self._objects, self._kinds, self._modules)
+        contents = {}
         try:
-            return sender.pickled(kind.travelling(obj, self.look(number)))[0]
+            for number in numbers:
+                obj, kind = self.found(number)
+                whole = number in self._sender.parts
+                contents[number] = WholeObject(obj) if whole else kind.travelling(obj, self.look(number))
+            return self._sender.together(contents)
         except Exception:  # of the object's own methods
             self._sender = None
             return None
 
-    def recover(self, pickles: Iterable[tuple[int, bytes]]) -> None:
+    def recover(self, streams: Iterable[bytes]) -> None:
         """Put into objects what ``pickle`` has found in them."""
         late = []
-        for number, pickled in pickles:
-            contents = Reader(pickled, (), self._objects, self._space).load()
-            if self._kinds[number] in (OPAQUE, STATEFUL):  # which copies what others hold
-                late.append((number, contents))
-            else:
-                self._put(number, contents)
+        for stream in streams:
+            try:
+                held = Reader(stream, (), self._objects, self._space).load()
+            except KeyError:
+                raise InvalidValue(
+                    "what functions have made of objects holds others that the program has dropped since"
+                ) from None
+            for number, contents in held.items():
+                if number not in self._objects:
+                    continue
+                if isinstance(contents, WholeObject):
+                    self._replace(number, contents.obj)
+                elif self._kinds[number] in (OPAQUE, STATEFUL):  # which copies what others hold
+                    late.append((number, contents))
+                else:
+                    self._put(number, contents)
         for number, contents in late:
             self._put(number, contents)
+        self._sender = None
+
+    def _replace(self, number: int, obj: Any) -> None:
+        """Have another object be object *number*, also where names and functions refer to it."""
+        before, self._objects[number] = self._objects[number], obj
+        for other, kind in zip(self._objects.values(), self._kinds.values(), strict=True):
+            if kind is NAME and NAME.look(other).get(WHOLE) is before:
+                NAME.change(other, {WHOLE: obj}, ())
+            for cell in (other.__closure__ or ()) if kind is FUNCTION else ():
+                if cell.cell_contents is before:
+                    cell.cell_contents = obj
 
     def _put(self, number: int, contents: Contents) -> None:
         obj, kind = self.found(number)
@@ -254,10 +269,14 @@ class RankObjects:
         else:
             kind.put_back(obj, contents)
 
-    def forget_came(self) -> set[int]:
-        """The numbers of what the program has sent, or changed, since this was asked last."""
-        came, self._came = self._came, set()
-        return came
+    @property
+    def came(self) -> set[int]:
+        """The numbers of what the program has sent, or changed, since ``forget_came``."""
+        return set(self._came)
+
+    def forget_came(self) -> None:
+        """From now on nothing has come."""
+        self._came.clear()
 
     def has(self, number: int) -> bool:
         """Whether object *number* is there."""
@@ -291,7 +310,7 @@ class RankObjects:
 
         Arrays are in host memory.
         """
-        return _Copier(self._by_id, sys.maxsize).pickled(self._objects[number])[0]
+        return Copier(self._by_id, sys.maxsize).pickled(self._objects[number])[0]
 
     def found(self, number: int) -> tuple[Any, Kind]:
         """An object, and its kind."""
@@ -320,11 +339,11 @@ class RankObjects:
         return found
 
     @property
-    def together(self) -> Together[_Copier]:
+    def together(self) -> Together[Copier]:
         """What pickles many results as one."""
         together = self._together
         if together is None or together.failed:
-            together = self._together = Together(_Copier(self._by_id))
+            together = self._together = Together(Copier(self._by_id))
         return together
 
     def pickled_arrays(self, value: Any) -> list[Array]:
@@ -427,49 +446,6 @@ def _uninstall(module: ModuleType) -> None:
     name = module.__name__
     if sys.modules.get(name) is module and not any(each.startswith(f"{name}.") for each in sys.modules):
         del sys.modules[name]
-
-
-class _Copier(OneByOne):
-    """Pickles a copy for the main process, which has the user's classes, functions and modules."""
-
-    def __init__(self, numbers: dict[int, int], least: int = OUT_OF_BAND) -> None:
-        super().__init__(least)
-        self._numbers = numbers
-
-    def reduced(self, obj: Any) -> Any:
-        number = self._numbers.get(id(obj))
-        reduced = self._reduced(obj) if number is None else (numbered, (number,))
-        if reduced is not NotImplemented:
-            self._ours = True
-        return reduced
-
-    def _reduced(self, obj: Any) -> Any:
-        if isinstance(obj, OwnModule):
-            return space, (obj.__name__,)
-        host = in_host_memory(obj)
-        if host is not None:
-            return host.__reduce_ex__(5)
-        if type(obj) is np.ndarray and obj.base is not None and not obj.flags.writeable:
-            return np.array(obj).__reduce_ex__(5)  # of what tasks must not write to; the program may
-        refuse_open_file(obj)
-        given = with_attributes(obj) or for_program(obj)
-        return given or cloudpickle.Pickler.reducer_override(self, obj)
-
-
-class _Sender(_Copier):
-    """Pickles what objects hold, for another worker; the objects that it has, too, go by number."""
-
-    def __init__(self, numbers: dict[int, int], modules: dict[int, ModuleType]) -> None:
-        super().__init__(numbers, sys.maxsize)
-        self._spaces = {id(module): number for number, module in modules.items()}
-
-    def persistent_id(self, obj: Any) -> int | None:
-        return self._numbers.get(id(obj))
-
-    def _reduced(self, obj: Any) -> Any:
-        if id(obj) in self._spaces:
-            return space, (self._spaces[id(obj)], obj.__name__, None, {})
-        return super()._reduced(obj)
 
 
 def _equal(now: Any, expected: Any) -> bool:

@@ -58,7 +58,7 @@ class Rank(Workspace):
             messages.Restore: partial(restore, self),
             messages.Changes: self._survey,
             messages.Copy: self._copy_several,
-            messages.Recover: lambda command: self.objects.recover(command.objects.items()),
+            messages.Recover: lambda command: self.objects.recover(command.pickles),
             messages.Fetch: self._copy,
             messages.Preserve: self._preserve,
             messages.Start: self._start,
@@ -175,7 +175,10 @@ class Rank(Workspace):
         return messages.Changed(self.objects.survey(parcel, self._memory(parcel)))
 
     def _copy_several(self, command: messages.Copy) -> messages.Copies:
-        return messages.Copies({number: self.objects.pickle(number) for number in command.numbers})
+        objects = self.objects
+        lost = tuple(number for number in command.numbers if objects.pickle([number]) is None)
+        found = objects.pickle([number for number in command.numbers if number not in lost])
+        return messages.Copies(b"" if found is None else found.stream, lost)
 
     def _copy(self, command: messages.Fetch) -> messages.Copied:
         mine = self.number == command.rank

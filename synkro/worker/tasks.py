@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import InvalidValue, OutputError, reason, shortened
+from ..errors import InvalidValue, OutputError, SharedMemoryError, reason, shortened
 from ..ipc.listener import Listener
 from ..ipc.queue import ALONE, EACH, FAILED, TOGETHER, Batch, Pickles, Taker, Ticket, fits
 from ..messages import Phase, Work
@@ -178,15 +178,15 @@ class Tasks(Task):
             try:
                 problem = self._rank.start(self._follow, (run, batch, job), {})
             except BaseException as error:
-                if self._taker.wanted:
-                    self._give(run)
                 if not job.goes_on or not isinstance(error, Exception | SystemExit):
+                    if self._taker.wanted:
+                        self._give(run)
                     raise
                 problem = error
             finally:
                 self._let_go()
             took = time.perf_counter() - began
-            self._give(run)
+            problem = self._give_all(run, job.goes_on) or problem
             done = len(run.results)
             if problem is not None:  # that of an item or a result, if it is not the function's
                 if not job.goes_on:
@@ -336,6 +336,18 @@ class Tasks(Task):
                 f"{what}, {shortened(value)}, cannot be pickled: {reason(error)}"
             ) from None
         return Pickles(ALONE if buffers else EACH, [stream, *buffers], by_us)
+
+    def _give_all(self, run: _Run, goes_on: bool) -> BaseException | None:
+        """Hand the results of a run over; if it *goes_on* where there is no memory for one, that and
+        those after it are none, and why is returned."""
+        try:
+            self._give(run)
+        except SharedMemoryError as error:
+            if not goes_on:
+                raise
+            del run.results[run.given :]
+            return error
+        return None
 
     def _give(self, run: _Run) -> None:
         """Hand the results of a run over."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -26,7 +27,7 @@ from ...errors import WorkerDied, WorkerError
 from ...ipc.process import BROKEN, ProcessEnd
 from ...memory.interrupts import uninterrupted
 from ...memory.segment import Segment
-from ...messages import Distribute, Recover, Restore, Revert, Secure, Secured, Start
+from ...messages import Distribute, Phase, Recover, Restore, Revert, Secure, Secured, Start
 from ...plan.call import Region, aligned
 from ..engine.engine import Engine, State
 from ..objects.handover import Handover
@@ -36,6 +37,12 @@ T = TypeVar("T")
 
 _PATIENCE = 60.0  # seconds that a worker may take to begin, and to load what functions bring along
 _AGAIN = 5  # deaths of those that are to take the place of others, after which the session ends
+_HEALED = "Another one has taken its place: all is as when the last call had ended."
+_ALL_HEALED = (
+    "{} workers have died, and others have taken their places: all is as when the last call had ended."
+)
+_LOADING = "as it received a function, or what one uses, "
+
 _CALM = 5.0  # seconds that ranks may take to end a call that was interrupted, before they are killed
 
 Sent = tuple[tuple[str, ...], str, dict[str, dict[str, Any]]]
@@ -79,6 +86,7 @@ class Replacement:
     """What ranks that are being replaced had, which is no longer where it was."""
     _lives: dict[int, int] = field(default_factory=dict)  # how many workers a rank has had, but for one
     _time: int = 0  # the number of the last time that all ranks have kept copies
+    _tried: int = 0  # that of the last time that they were told to
     _owed: set[int] | None = None  # objects that may be others than what was kept; None: nothing is
     _apart: bool = False  # whether calls on some ranks have ended since then, beside others
     _inside: bool = False  # whether an operation of several commands goes on
@@ -108,9 +116,9 @@ class Replacement:
         if self.always:
             self._catch_up()
             return
-        self._secured = self._engine.run(Secure(None, (), ()))
+        self._secured = self._engine.run(Secure(None, 0, (), ()))
         if any(secured.called for secured in self._secured):
-            self._secured = self._engine.run(Secure(None, self._handover.survey(), ()))
+            self._secured = self._engine.run(Secure(None, 0, self._handover.survey(), ()))
         self._owed = None
 
     def insist(self, action: Callable[[], T]) -> T:
@@ -121,8 +129,11 @@ class Replacement:
             for left in reversed(range(_AGAIN)):
                 try:
                     return action()
-                except WorkerDied:
-                    if not left or self._engine.state is not State.READY:
+                except WorkerDied as died:
+                    if self._engine.state is not State.READY:
+                        raise
+                    if not left:
+                        died.args = (f"this has happened {_AGAIN} times in a row: {died}",)
                         raise
             raise AssertionError
         finally:
@@ -170,7 +181,8 @@ class Replacement:
         """Keep copies of what has changed since they were kept."""
         if self._owed is None or not self.always or not self._engine.turns.alone:
             return
-        secure = Secure(self._time + 1, tuple(self._owed), ())
+        self._tried += 1
+        secure = Secure(self._tried, self._time, tuple(self._owed), ())
         if self._engine.turns.own is None:
             self._secured = self._engine.run(secure)
         else:  # in an operation on some ranks, beside which there is none
@@ -178,7 +190,7 @@ class Replacement:
                 self._secured = self._engine.workers.each(secure)
             except WorkerDied as died:
                 raise self.heal([self._engine.workers.ended(died.rank)]) from None
-        self._time, self._owed, self._apart = self._time + 1, None, False
+        self._time, self._owed, self._apart = self._tried, None, False
 
     def reseed(self, seed: int) -> None:
         """The generators of all ranks were seeded anew."""
@@ -192,7 +204,7 @@ class Replacement:
         What is *used* meanwhile is to be as the workers have it.  What else the program has changed, it
         sends to all before the next call that uses it.
         """
-        stored = {number for number, _, _ in self._secured[0].objects}
+        stored = {number for numbers, _, _ in self._secured[0].objects for number in numbers}
         return [known for known in self._handover.changed(used) if known.number not in stored]
 
     def heal(self, ended: Sequence[ProcessEnd]) -> WorkerDied:
@@ -205,9 +217,12 @@ class Replacement:
         dead = [each.rank for each in ended]
         try:
             with uninterrupted():
+                at = _LOADING if workers.doing(first.rank)[0] == Phase.LOADING else ""
                 for rank in dead:
                     workers.bury(rank)
                 dead += workers.calm(_CALM)
+                count = len(dead)
+                died = workers.died(first, at, _HEALED if count == 1 else _ALL_HEALED.format(count))
                 self._revive(dead)
         except CannotReplaceError as error:
             return self.ended(first, "", str(error))
@@ -216,9 +231,7 @@ class Replacement:
             died = self.ended(first, "", failed(error))
             died.__cause__ = error
             return died
-        return workers.died(
-            first, "", "Another one has taken its place: all is as when the last call had ended."
-        )
+        return died
 
     def _revive(self, dead: list[int]) -> None:
         """Put all ranks back, those that live and others in the places of the *dead*; who dies meanwhile
@@ -244,11 +257,10 @@ class Replacement:
                 back.add(dead.pop())
             except WorkerDied as another:
                 deaths += 1
-                if deaths > _AGAIN:
+                if deaths > _AGAIN or another.rank in dead:  # that one has died again and again
                     raise
-                if another.rank not in dead:
-                    self._engine.workers.bury(another.rank)
-                    dead.append(another.rank)
+                self._engine.workers.bury(another.rank)
+                dead.append(another.rank)
 
     def ended(self, ended: ProcessEnd, at: str, why: str) -> WorkerDied:
         """What to raise as no worker takes the place of one that has *ended*: the session is over."""
@@ -295,9 +307,12 @@ class Replacement:
         workers.tell(rank, taken.objects, _PATIENCE)
         if source is not None and copied:
             workers.tell(rank, self._handover.copy(copied, source), _PATIENCE)
-        numbers = tuple(taken.objects.objects)
-        kept = Secure(self._time, (), numbers) if self.always else Secure(None, numbers, ())
+        if self.always:
+            kept = Secure(self._time, 0, (), taken.numbers)
+        else:
+            kept = Secure(None, 0, taken.numbers, ())
         secured: Secured = workers.tell(rank, kept, _PATIENCE)
+        self._handover.forget({*taken.numbers, *(known.number for known in copied)})
         return secured
 
     def _take(self, secured: Secured) -> _Taken:
@@ -315,13 +330,14 @@ class Replacement:
             found.append((each, Region(segment.number, end, each.shape, each.dtype)))
             self._read(each.place, segment.base[end : end + nbytes])
             end += aligned(nbytes)
-        objects = {}
-        for number, place, nbytes in secured.objects:
+        pickles, there = [], set(self._handover.numbers())
+        groups = [group for group in secured.objects if not there.isdisjoint(group[0])]
+        for _, place, nbytes in groups:
             self._read(place, pickled := np.empty(nbytes, np.uint8))
-            objects[number] = pickled.tobytes()
-        there = set(self._handover.numbers())
-        objects = {number: pickled for number, pickled in objects.items() if number in there}
-        return _Taken(Restore(tuple(found), secured.generator), Recover(objects), segment)
+            pickles.append(pickled.tobytes())
+        numbers = tuple(there.intersection(*[chain.from_iterable(group[0] for group in groups)]))
+        restore = Restore(tuple(found), secured.generator)
+        return _Taken(restore, Recover(tuple(pickles)), numbers, segment)
 
     def _read(self, place: int, memory: NDArray[np.uint8]) -> None:
         """Read what lies in the arena from *place* on."""
@@ -341,8 +357,10 @@ class Replacement:
 
 
 class _Taken(NamedTuple):
-    """What a worker had: what gives another one its variables, whose memory is held, and its objects."""
+    """What a worker had: what gives another one its variables, whose memory is held, and its objects,
+    with the numbers of those that functions had changed."""
 
     variables: Restore
     objects: Recover
+    numbers: tuple[int, ...]
     memory: Segment

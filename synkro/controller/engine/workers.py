@@ -60,6 +60,10 @@ class Workers:
         for first in range(0, len(had), _AT_ONCE):
             self._send(rank, Release(), had[first : first + _AT_ONCE], None)
 
+    def doing(self, rank: int) -> tuple[int, int]:
+        """What the worker of *rank* does, a phase, and with what."""
+        return self._channel.whereabouts(rank)
+
     def ended(self, rank: int) -> ProcessEnd:
         """How the worker of *rank* has ended."""
         return self._pool.end_of(self._pool.sentinel_of(rank))

@@ -6,7 +6,7 @@ have taken it over, or as they have left it, is copied from one of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from .comparison import is_flat
 from .known import UNKNOWN, Known
 from .registry import Registry
 from .values import Relied
+from .watch import Watch
 
 
 @dataclass(eq=False)
@@ -30,13 +31,14 @@ class Handover:
     """What a worker needs to take the place of another: the *functions* that were sent, and all objects
     in the *registry*.
 
-    *compiled* says how a function of numba's is pickled.
+    *compiled* says how a function of numba's is pickled; *watches* compare objects before calls.
     """
 
     _engine: Engine
     _registry: Registry
     _functions: Iterable[Any]
     _compiled: Callable[[Any], Any]
+    _watches: Iterable[Watch]
 
     def anew(self) -> tuple[Parcel, Segment | None]:
         """A delivery of all functions and objects that the workers have; its memory is to be held.
@@ -47,6 +49,15 @@ class Handover:
         specs = {function.number: function.spec for function in sent}
         writer = _written(self._registry, specs, self._compiled)
         return parcelled(self._engine.directory.allocate, writer)
+
+    def forget(self, taken: Container[int]) -> None:
+        """A worker has got all objects as they are here, but for those *taken* from other workers, by
+        number: what others do not have like that is sent to all of them again."""
+        apart = [known for known in self._registry.all() if known.number not in taken]
+        for known in self.changed(apart):
+            known.forget_contents()
+            for watch in self._watches:
+                watch.expire()
 
     def changed(self, objects: Iterable[Known]) -> list[Known]:
         """The *objects* that the program has changed since the workers took them over."""
@@ -67,10 +78,10 @@ class Handover:
         Raises: ValueError for what pickle does not take.
         """
         numbers = tuple(known.number for known in objects)
-        copies = self._engine.workers.tell(source, Copy(numbers), None).objects
-        if lost := [known.path for known in objects if copies[known.number] is None]:
+        copies = self._engine.workers.tell(source, Copy(numbers), None)
+        if lost := [known.path for known in objects if known.number in copies.lost]:
             raise ValueError(f"{lost[0]!r} cannot be pickled on a worker")
-        return Recover(copies)
+        return Recover((copies.pickle,))
 
     def numbers(self) -> list[int]:
         """The numbers of all objects that the workers have."""

@@ -79,7 +79,9 @@ class Objects:
         self._relied = ReliedOn()
         self._by_value: weakref.WeakSet[type] = weakref.WeakSet()  # classes that go with each value
         self._numba: Any = None
-        self.handover: Final = Handover(engine, self._registry, self._functions, self._compiled)
+        self.handover: Final = Handover(
+            engine, self._registry, self._functions, self._compiled, self._watches
+        )
         self._told: set[str] = set()  # the names of objects that are not compared at each call
 
     # ── with functions ───────────────────────────────────────────────────────────────────────────

@@ -21,7 +21,7 @@ from ...ipc.queue import Dispatcher
 from ...memory.interrupts import uninterrupted
 from ...messages import Phase
 from ..calls.replacement import CannotReplaceError, Replacement, failed
-from ..engine.engine import Engine
+from ..engine.engine import Engine, State
 from ..engine.nesting import operation
 from ..objects.known import Known
 from ..objects.values import SharedByTasks
@@ -59,8 +59,10 @@ class Deaths:
         shared: SharedByTasks,
         wished: Wishes,
         name: str,
+        forget: Callable[[], None],
     ) -> None:
-        """*shared* is what the tasks share; *name* is the function's."""
+        """*shared* is what the tasks share; *name* is the function's; *forget* has the map not have
+        happened."""
         self._engine = engine
         self._replacement = replacement
         self._queue = queue
@@ -68,6 +70,7 @@ class Deaths:
         self._shared = shared
         self._wished = wished
         self._name = name
+        self._forget = forget
         self.happened: bool = False
         self._dead: dict[int, ProcessEnd] = {}  # by rank, those that have not been replaced
         self._in_a_row = 0
@@ -86,6 +89,12 @@ class Deaths:
         """Whether the map goes on after a death."""
         wanted = self._wished.outlives or self._replacement.always
         return wanted and self._replacement.refusal is None
+
+    def tell(self, error: BaseException) -> None:
+        """An *error* ends the map.  If that is a death that the session outlives, it can be done again,
+        with the same random numbers."""
+        if isinstance(error, WorkerDied) and self._engine.state is State.READY:
+            self._forget()
 
     def prepare(self) -> None:
         """The workers are about to begin: see that what they have can outlive them."""

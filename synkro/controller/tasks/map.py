@@ -119,6 +119,7 @@ class Map:
         return self._collected.take()
 
     def _tell(self, error: BaseException) -> None:
+        self._deaths.tell(error)
         self._collected.tell(error, self._pending or self._feed.pending())
 
     def _check_not_lost(self) -> None:

@@ -20,6 +20,8 @@ from ...errors import (
     InvalidValue,
     NotAvailable,
     SessionError,
+    SynkroError,
+    UsageError,
     check_keywords,
     cut,
     how_to_await,
@@ -212,7 +214,20 @@ class Maps:
     def _made(
         self, order: ResultOrder, fn: Any, iterables: tuple[Any, ...], common: Any, wishes: Wishes
     ) -> tuple[Map, Progress | None]:
-        """A map, after its arguments were checked, and its bar."""
+        """A map, after its arguments were checked, and its bar; what is raised tells what is pending."""
+        _, number = self._services.variables.maps
+        try:
+            return self._make(order, fn, iterables, common, wishes)
+        except BaseException as error:
+            if isinstance(error, SynkroError | KeyboardInterrupt) and not isinstance(error, UsageError):
+                self._services.variables.forget_map(number)
+                count = range(_length(iterables) or 0)
+                vars(error).update(results=[], finished=[], pending=[*count])
+            raise
+
+    def _make(
+        self, order: ResultOrder, fn: Any, iterables: tuple[Any, ...], common: Any, wishes: Wishes
+    ) -> tuple[Map, Progress | None]:
         engine = self._services.engine
         wished = wishes.checked(fn, engine.turns.limit)
         refusal = self._services.replacement.refusal
@@ -255,7 +270,8 @@ class Maps:
         read_block, host_of = engine.channel.read_block, engine.host_of
         outcomes = Outcomes(queue, feed, collected, wished, objects.load, read_block, host_of)
         replacement = self._services.replacement
-        deaths = Deaths(engine, replacement, queue, feed, shared, wished, name)
+        forget = functools.partial(self._services.variables.forget_map, work.number)
+        deaths = Deaths(engine, replacement, queue, feed, shared, wished, name, forget)
         sent = planned, work, shared
         # of the last function the arguments in common may have been a part
         parts = engine, function, last, queue, *sent, feed, collected, outcomes, wished, deaths, bar

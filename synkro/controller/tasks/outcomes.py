@@ -127,6 +127,7 @@ class Outcomes:
             number = run.first + len(found)
             what = f"the result of item {number} of map() cannot be unpickled here: {reason(error)}."
             refused = OutputError(f"{what} {advice_on_loading(error)}")
+            vars(refused)["item"] = number
             if not self._wished.returned:
                 self.fail(number, refused)
             elif kind != EACH:  # none of them can be

@@ -75,6 +75,12 @@ class Variables:
         self.maps = seed, number + 1
         return seed, number
 
+    def forget_map(self, number: int) -> None:
+        """Map *number* has not happened, if no other has begun since."""
+        seed, following = self.maps
+        if following == number + 1:
+            self.maps = seed, number
+
     def reseed(self, seed: int) -> None:
         """Seed the generators of all ranks anew, and that of the main process."""
         self._engine.run(messages.Reseed(seed))
