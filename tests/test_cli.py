@@ -1,6 +1,7 @@
 """``python -m synkro``: what it tells, what it finds wrong, and what it answers to nonsense."""
 
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -126,6 +127,16 @@ def test_gpus_in_pairs(capsys, monkeypatch):
     assert found["workers"]["says"].startswith("3 started")
     assert found["peer access of GPUs"]["status"] == "ok"
     assert found["NCCL between all pairs"]["says"].startswith("all 3 work")
+    assert found["device memory of other processes"]["says"].startswith(
+        "4 ranks open that of each other"
+    )
+
+
+def test_gpus_whose_memory_others_cannot_open():
+    with nothing_left(), environment("stand-in", FAKE_CUDA_DEVICES="1", FAKE_CUDA_IPC="0"):
+        found = doctor.device_memory(1, "")
+        assert "SYNKRO_GPU_PATHS" not in os.environ
+    assert (found.status, found.says) == ("warning", "cudaErrorInvalidValue: invalid argument")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import resource
 import time
@@ -14,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..api import xp
+from ..controller.placement.placement import PATHS
 from ..controller.session import Session
 from ..devices import gpus
 from ..errors import SharedMemoryError, SynkroError, counted, there_are
@@ -32,7 +35,7 @@ _MORE_MEMORY = (
     "data at once (check with --data), or map files (numpy.memmap)."
 )
 
-CHECKS = 10
+CHECKS = 11
 """The number of findings if the workers start."""
 
 
@@ -53,6 +56,7 @@ def findings(nbytes: int, devices: str | None) -> Iterator[Finding]:
     yield open_files()
     yield from _with_workers(devices)
     seen = gpus.visible()
+    yield device_memory(len(seen.gpus), seen.reason)
     if len(seen.gpus) < 2:
         reason = there_are(len(seen.gpus), "visible GPU") if seen.gpus else seen.reason
         yield Finding("peer access of GPUs", "skipped", reason)
@@ -243,6 +247,32 @@ def peer_access(count: int) -> Finding:
         f"none between {', '.join(apart)}",
         "NCCL goes through host memory there: in a virtual machine or container, ask for peer-to-peer.",
     )
+
+
+def device_memory(count: int, reason: str) -> Finding:
+    """Whether ranks open each other's device memory: two on the first GPU, and one on each other."""
+    name = "device memory of other processes"
+    if not count:
+        return Finding(name, "skipped", reason)
+    devices, said = ["cuda:0", *(f"cuda:{index}" for index in range(count))], io.StringIO()
+    before = os.environ.get(PATHS)
+    os.environ[PATHS] = "new"
+    try:
+        with contextlib.redirect_stderr(said), Session(devices=devices, timeout=120):
+            pass
+    except SynkroError as error:
+        return Finding(name, "failure", _first_line(error), "See `workers` above.")
+    finally:
+        os.environ.pop(PATHS)
+        if before is not None:
+            os.environ[PATHS] = before
+    why = [line.partition(", as ")[2] for line in said.getvalue().splitlines() if "messages go" in line]
+    if not why:
+        return Finding(name, "ok", f"{len(devices)} ranks open that of each other ({PATHS}=new)")
+    remedy = (
+        "Arrays go through host memory between ranks: containers need --ipc=host, WSL and MIG lack it."
+    )
+    return Finding(name, "warning", why[0], remedy)
 
 
 def pairs(count: int) -> Finding:
