@@ -349,20 +349,20 @@ class TestPlacement:
             "Preallocating 101068/144384 MB (0.700) on cuda0",
             "Preallocating 101068/144384 MB (0.700) on cuda1",
         ]
-        assert list(placement.after(1, "")) == [
+        assert list(placement.after(1, "", "")) == [
             "Mapped name dev0 to device cuda0: NVIDIA H200 (0000:80:00.0)",
             "Mapped name dev1 to device cuda1: NVIDIA H200 (0000:81:00.0)",
             "Synkro: 2 GPU workers initialized, master rank: 1",
         ]
         unnamed = Placement(choose(1, "cuda:2", None), None)
-        assert next(unnamed.after(0, "")) == "Rank 0 is on device cuda2: NVIDIA H200 (0000:82:00.0)"
+        assert next(unnamed.after(0, "", "")) == "Rank 0 is on device cuda2: NVIDIA H200 (0000:82:00.0)"
 
     def test_ranks_that_share_a_gpu_go_through_host_memory_where_nccl_is_old(self, three_gpus):
         placement = Placement(choose(None, ["cuda:0", "cuda:0"], None), None)
         assert not placement.linked
         assert any(
             "reduced through host memory, as NCCL 2.29 takes one rank a GPU" in line
-            for line in placement.after(0, placement.problem)
+            for line in placement.after(0, placement.problem, "")
         )
 
     @pytest.mark.parametrize(

@@ -397,11 +397,11 @@ def test_killed_at_any_moment(three):
     killer.start()
     deadline = time.monotonic() + 8
     try:
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline or done <= 10:
             try:
                 found = run(x)
             except WorkerDied as died:
-                assert "taken its place" in str(died), died  # noqa: PT017
+                assert "taken" in str(died), died  # noqa: PT017
                 continue
             done += 1
             assert found == [(done, done * 66.0)] * 3

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import synkro as synk
 from synkro.packing.together import Together
-from synkro.worker.objects import _Copier
+from synkro.worker.copying import Copier
 
 pytestmark = pytest.mark.counted_once  # the queue lives as long as the session
 
@@ -236,7 +236,7 @@ def test_classes_that_begin_to_say_it(two):
 
 @pytest.fixture
 def together():
-    return Together(_Copier({}))
+    return Together(Copier({}))
 
 
 class Around:

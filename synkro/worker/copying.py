@@ -83,8 +83,12 @@ class Sender(Copier):
     def __init__(
         self, objects: Mapping[int, Any], kinds: Mapping[int, Kind], modules: Mapping[int, ModuleType]
     ) -> None:
-        opaque = (number for number, kind in kinds.items() if kind is OPAQUE)
-        self.parts: Final = frozenset(n for n in opaque if not OPAQUE.can_travel(objects[n]))
+        opaque = {number: objects[number] for number, kind in kinds.items() if kind is OPAQUE}
+        self.parts: Final = frozenset(
+            number
+            for number, obj in opaque.items()
+            if not isinstance(obj, np.ndarray) and not OPAQUE.can_travel(obj)
+        )
         super().__init__({id(o): n for n, o in objects.items() if n not in self.parts}, sys.maxsize)
         self._spaces = {id(module): number for number, module in modules.items()}
         self._met: set[int] = set()

@@ -218,12 +218,15 @@ class RankObjects:
         """What objects hold, pickled together; None if pickle does not take it."""
         if self._sender is None:
             self._sender = Sender(self._objects, self._kinds, self._modules)
-        contents = {}
+        contents: dict[int, Any] = {}
         try:
             for number in numbers:
                 obj, kind = self.found(number)
-                whole = number in self._sender.parts
-                contents[number] = WholeObject(obj) if whole else kind.travelling(obj, self.look(number))
+                if number in self._sender.parts:
+                    contents[number] = WholeObject(obj)
+                else:
+                    held: Contents = {} if kind is OPAQUE else self.look(number)
+                    contents[number] = kind.travelling(obj, held)
             return self._sender.together(contents)
         except Exception:  # of the object's own methods
             self._sender = None
