@@ -38,9 +38,6 @@ T = TypeVar("T")
 _PATIENCE = 60.0  # seconds that a worker may take to begin, and to load what functions bring along
 _AGAIN = 5  # deaths of those that are to take the place of others, after which the session ends
 _HEALED = "Another one has taken its place: all is as when the last call had ended."
-_ALL_HEALED = (
-    "{} workers have died, and others have taken their places: all is as when the last call had ended."
-)
 _LOADING = "as it received a function, or what one uses, "
 
 _CALM = 5.0  # seconds that ranks may take to end a call that was interrupted, before they are killed
@@ -222,7 +219,9 @@ class Replacement:
                     workers.bury(rank)
                 dead += workers.calm(_CALM)
                 count = len(dead)
-                died = workers.died(first, at, _HEALED if count == 1 else _ALL_HEALED.format(count))
+                died = workers.died(
+                    first, at, _HEALED if count == 1 else f"{count} workers died. {_HEALED}"
+                )
                 self._revive(dead)
         except CannotReplaceError as error:
             return self.ended(first, "", str(error))

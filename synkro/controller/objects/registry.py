@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Final
 
-from ...memory.departures import call_with_last
+from ...memory.departures import WhileThere, call_with_last
 from ...packing import kinds
 from ...packing.imported import Part
 from ...packing.kinds import Contents, Kind, Name, cached_names, goes_by_number, inside, kind_of
@@ -79,7 +79,7 @@ class Registry:
         self._recent: dict[Remembered, None] = {}  # of containers that functions name
         self.by_id: Final = KnownById()
         self.parts: Final = {} if parts is None else parts
-        self.caching: weakref.WeakSet[Known] = weakref.WeakSet()
+        self.caching: WhileThere[Known, None] = WhileThere()
         # classes and functions by number: results may refer to them when no function uses them any more
         self.named: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
@@ -174,7 +174,7 @@ class Registry:
             if goes_by_number(known.obj):
                 self.named[known.number] = known.obj
             if known.kind in (kinds.INSTANCE, kinds.STATEFUL) and cached_names(type(known.obj)):
-                self.caching.add(known)
+                self.caching[known] = None
 
     def forget(self, obj: Any) -> None:
         """Have *obj* sent anew when it comes again."""
