@@ -86,8 +86,8 @@ class Links:
 
     @property
     def serves(self) -> bool:
-        """Whether arrays go this way, or are this rank's alone."""
-        return self._gpu is not None or self._host.count == 1
+        """Whether arrays may go this way, or are this rank's alone."""
+        return self._current()[0] != _IMPOSSIBLE
 
     def _current(self) -> tuple[int, Link | None]:
         if self._host.count == 1:

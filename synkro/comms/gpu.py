@@ -86,46 +86,50 @@ class GpuCommunicator(DirectCollectives):
         second = iter(super().all_reduce(others, operation, weight, names))
         return [next(first if in_host_memory(array) else second) for array in arrays]
 
-    def _nearby(self) -> Peers | None:
-        """The way by each other's device memory, where it comes first: NCCL does not serve the ranks."""
-        return None if self.links.serves else self._peers
+    def begin(self, epoch: int, ranks: tuple[int, ...]) -> None:
+        super().begin(epoch, ranks)
+        if self._peers is not None:  # what was sent in the calls before has been read, or never will be
+            self._peers.tidy()
+
+    @property
+    def _by_nccl(self) -> bool:
+        """Whether to try NCCL first: it may connect the ranks, or there is only the host beside it."""
+        return self._peers is None or self.links.serves
 
     def reduced(self, record: Record, arrays: Arrays) -> list[Array]:
-        results, peers = None, self._nearby()
-        if peers is None:
-            results = self.reduced_directly(record, arrays)
-        elif on_gpu(arrays) and _reduces(arrays, OPERATIONS[record.operation]):
-            results = peers.reduced(record, arrays)
+        results = self.reduced_directly(record, arrays) if self._by_nccl else None
+        operation = OPERATIONS[record.operation]
+        if results is None and self._peers is not None and _reduces(arrays, operation):
+            results = self._peers.reduced(record, arrays)
         if results is None:
             hosted = [self._to_host(array) for array in arrays]
             results = self._back(self._host.reduced(record, hosted), on_gpu(arrays))
         return results
 
     def reduced_in_place(self, arrays: Arrays, operation: Operation) -> bool:
-        peers = self._nearby()
-        if peers is None:
-            return super().reduced_in_place(arrays, operation)
-        return _reduces(arrays, operation) and peers.reduced_in_place(arrays, operation)
+        if self._by_nccl and super().reduced_in_place(arrays, operation):
+            return True
+        if self._peers is None or not _reduces(arrays, operation):
+            return False
+        return self._peers.reduced_in_place(arrays, operation)
 
     def rooted(self, kind: str, arrays: Arrays | None, root: int, keep: bool = False) -> list[Array]:
-        peers = self._nearby()
-        if peers is None:
+        results, from_gpu = None, True
+        if self._by_nccl:
             results, from_gpu = self.rooted_directly(kind, arrays, root)
-        else:
+        if results is None and from_gpu and self._peers is not None:
             there = arrays is not None and on_gpu(arrays)
             mine = [self._contiguous(array) for array in arrays or ()] if there else arrays
-            results, from_gpu = peers.rooted(kind, mine, root, there)
+            results, from_gpu = self._peers.rooted(kind, mine, root, there)
         if results is None:
             hosted = None if arrays is None else [self._to_host(array) for array in arrays]
             results = self._back(self._host.rooted(kind, hosted, root), from_gpu)
         return results
 
     def exchanged(self, kind: str, arrays: Arrays, root: int = -1, keep: bool = False) -> list[Array]:
-        results, peers = None, self._nearby()
-        if peers is None:
-            results = self.exchanged_directly(kind, arrays, root)
-        elif on_gpu(arrays):
-            results = peers.exchanged(kind, self.in_rows(kind, arrays), root)
+        results = self.exchanged_directly(kind, arrays, root) if self._by_nccl else None
+        if results is None and self._peers is not None and on_gpu(arrays):
+            results = self._peers.exchanged(kind, self.in_rows(kind, arrays), root)
         if results is None:
             hosted = [self._to_host(array) for array in arrays]
             results = self._back(self._host.exchanged(kind, hosted, root), on_gpu(arrays))
@@ -145,5 +149,8 @@ class GpuCommunicator(DirectCollectives):
 
 
 def _reduces(arrays: Arrays, operation: Operation) -> bool:
-    """Whether a GPU computes *operation* of all these arrays, which lie on it."""
-    return bool(arrays) and all(operation.partial_dtype(a.dtype).kind in "biufc" for a in arrays)
+    """Whether all these arrays lie on a GPU, which computes *operation* of them."""
+    return bool(arrays) and all(
+        not in_host_memory(array) and operation.partial_dtype(array.dtype).kind in "biufc"
+        for array in arrays
+    )

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..devices.base import Device
-from ..devices.window import KEPT, LEAST, CudaError, Lease, Window, copy, reaches, typed
+from ..devices.window import MESSAGE, SIZES, STAGE, CudaError, Lease, Window, copy, reaches, typed
 from ..plan.call import aligned
 from ..plan.split import Span, split
 from ..values.arrays import Array
@@ -94,6 +94,8 @@ class Peers:
         results = [self._empty(*vector) for vector in layout.vectors]
         if not self._reduce(record, vectors, results):
             return None
+        if record.root not in (-1, self._meeting.members.place):
+            return []
         found = unpack(record, arrays, results)
         if record.kind != "reduce_scatter":
             return found
@@ -110,7 +112,7 @@ class Peers:
 
     def _reduce(self, record: Record, vectors: Sequence[Any], results: Sequence[Any]) -> bool:
         members, operation = self._meeting.members, OPERATIONS[record.operation]
-        plan = fills([vector.nbytes for vector in vectors], KEPT)
+        plan = fills([vector.nbytes for vector in vectors], STAGE)
         records = self._enter(record, vectors, plan)
         self._agreement.check_alike(records)
         if record.kind == "reduce_scatter":
@@ -255,7 +257,7 @@ class Peers:
 
     def posted(self, array: Array) -> Lease | None:
         """A chunk with a copy of a contiguous *array*; None if there is no memory for it."""
-        lease = self._window.take(array.nbytes)
+        lease = self._window.take(array.nbytes, once=array.nbytes > MESSAGE)
         if lease is not None:
             copy(lease.chunk.start, array.data, array.nbytes)
             self._window.wait()
@@ -314,7 +316,7 @@ class Peers:
 
 def _plan(record: Record) -> list[Fill]:
     """How the arrays of a rank go through its stage."""
-    return fills([prod(shape) * np.dtype(dtype).itemsize for shape, dtype in record.given], KEPT)
+    return fills([prod(shape) * np.dtype(dtype).itemsize for shape, dtype in record.given], STAGE)
 
 
 def _any_lacks_memory(records: Sequence[Record]) -> bool:
@@ -355,7 +357,11 @@ def introduce(
         except CudaError as error:
             problem = str(error)
         problem = host.first_problem(problem)
-    return (None, problem) if problem else (peers, "")
+    if not problem:
+        return peers, ""
+    window.close()
+    host.barrier()  # before memory is freed that others had open
+    return None, problem
 
 
 def _why_not(
@@ -368,5 +374,5 @@ def _why_not(
         return ""
     if one != other and not reaches(one, other):
         return f"cuda:{one} does not reach the memory of cuda:{other}"
-    read = device.stow(typed(window.seen(handle, LEAST), np.dtype(np.int64), 1))
+    read = device.stow(typed(window.seen(handle, SIZES[0]), np.dtype(np.int64), 1))
     return "" if read[0] == place else f"rank {own} read {read[0]} where rank {place} wrote {place}"

@@ -4,8 +4,8 @@ A rank's *window* consists of chunks.  Each is an allocation of its own, as CUDA
 other processes (CUDA C++ Programming Guide, "Interprocess Communication"), and the name, a handle, goes
 to them with what they are to do.  CUDA wants a chunk to be closed by all before it is freed:
 
-    up to KEPT bytes    stays open in those that have read it, and is used again, never freed
-    larger              is opened for one reading, and freed when it has been read
+    of one of SIZES    stays open in those that have read it, and is used again, never freed
+    for one message    is opened for one reading, and freed when it has been read
 
 Whoever is told of a chunk finds in it what was written before ``wait`` returned.
 """
@@ -25,11 +25,15 @@ from ..memory.departures import call_with_last
 from ..memory.interrupts import atomic
 from ..values.arrays import Array
 
-KEPT = 1 << 28
-"""Bytes of the largest chunks that are used again."""
+SIZES = (1 << 21, 1 << 24, 1 << 27)
+"""Bytes of the chunks that are used again.  The driver hands out as many as the first, and names what is
+smaller together with others."""
 
-LEAST = 1 << 21
-"""Bytes of the smallest chunks: the driver hands out so many at once, and names them together."""
+STAGE = SIZES[-1]
+"""Bytes of the largest chunk that collectives use."""
+
+MESSAGE = SIZES[-2]
+"""Bytes of the largest message that goes by a chunk which is used again."""
 
 CudaError = runtime.CUDARuntimeError
 
@@ -76,23 +80,23 @@ class Window:
         self._opened: dict[bytes, Any] = {}  # the beginning of each chunk, by its handle
         self._refused = False  # whether there was once no memory for a chunk
 
-    def take(self, nbytes: int) -> Lease | None:
-        """A chunk with room for *nbytes*; None if the device has no memory for it."""
+    def take(self, nbytes: int, once: bool = False) -> Lease | None:
+        """A chunk with room for *nbytes*, to be used again or *once*; None if the device has no memory
+        for it."""
         with atomic:
             self.tidy()
-            fitting = [chunk for chunk in self._spare if nbytes <= chunk.nbytes]
-            chunk = min(fitting, key=_size, default=None) or self._allocate(nbytes)
+            size = -(-nbytes // SIZES[0]) * SIZES[0] if once else next(s for s in SIZES if nbytes <= s)
+            spare = [chunk for chunk in self._spare if chunk.nbytes == size and not once]
+            chunk = spare[-1] if spare else self._allocate(size)
             if chunk is None:
                 return None
-            if chunk in self._spare:
+            if spare:
                 self._spare.remove(chunk)
             lease = Lease(chunk)
             call_with_last(lease, self._left.__setitem__, chunk)
             return lease
 
-    def _allocate(self, nbytes: int) -> Chunk | None:
-        unit = LEAST if nbytes > KEPT else max(LEAST, 1 << (nbytes - 1).bit_length())
-        size = -(-nbytes // unit) * unit
+    def _allocate(self, size: int) -> Chunk | None:
         for attempt in range(2):
             try:
                 return Chunk(size)
@@ -110,11 +114,11 @@ class Window:
         return None
 
     def tidy(self) -> None:
-        """Free large chunks that nobody holds any more, and keep the others for later."""
+        """Free chunks for one message that nobody holds any more, and keep the others for later."""
         with atomic:
             while self._left:
                 chunk, _ = self._left.popitem()
-                if chunk.nbytes <= KEPT:
+                if chunk.nbytes in SIZES:
                     self._spare.append(chunk)
 
     def seen(self, handle: bytes, nbytes: int) -> Any:
@@ -136,7 +140,7 @@ class Window:
 
     def copy(self, handle: bytes, nbytes: int, target: Any) -> None:
         """Copy the beginning of another rank's chunk, of so many bytes, to a contiguous *target*."""
-        if nbytes <= KEPT:
+        if nbytes in SIZES:
             copy(target.data, self.seen(handle, nbytes), target.nbytes)
             self.wait()
             return
@@ -158,10 +162,6 @@ class Window:
             _, start = self._opened.popitem()
             with contextlib.suppress(Exception):  # what cannot be given back goes with the process
                 runtime.ipcCloseMemHandle(start.ptr)
-
-
-def _size(chunk: Chunk) -> int:
-    return chunk.nbytes
 
 
 def reaches(one: int, other: int) -> bool:
