@@ -6,7 +6,7 @@
     gpu        the communicator of a rank on a GPU: which way arrays go
     direct     from GPU to GPU: agreed upon through shared memory, moved by NCCL, in dtypes that it has;
                and which ranks NCCL connects
-    peers      of ranks that open each other's device memory
+    peers      through device memory that ranks open to each other
     shm        through shared memory, for workers on CPUs
     hosts      the same where the ranks are on several hosts
     journal    what a rank changes in shared memory, for the mirrors on other hosts

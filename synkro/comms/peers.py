@@ -77,6 +77,7 @@ class Peers:
 
     def __init__(self, host: Communicator, device: Device, window: Window) -> None:
         """*host* is where the ranks meet; *window* is this rank's, on its *device*."""
+        self._host = host
         self._agreement = host.agreement
         self._meeting = host.agreement.meeting
         self._empty = device.empty
@@ -94,13 +95,12 @@ class Peers:
         results = [self._empty(*vector) for vector in layout.vectors]
         if not self._reduce(record, vectors, results):
             return None
-        if record.root not in (-1, self._meeting.members.place):
+        if record.root not in (-1, self._host.place):
             return []
         found = unpack(record, arrays, results)
-        if record.kind != "reduce_scatter":
-            return found
-        place, count = self._agreement.meeting.members.place, len(self._meeting.members.ranks)
-        return [each[slice(*split(0, len(each), count)[place])].copy() for each in found]
+        if record.kind == "reduce_scatter":
+            found = [self._host.part_of(each).copy() for each in found]
+        return found
 
     def reduced_in_place(self, arrays: Arrays, operation: Operation) -> bool:
         """All-reduce *arrays*, each with weight 1, where they lie; whether that was possible."""
@@ -111,7 +111,7 @@ class Peers:
         return self._reduce(record, vectors, vectors)
 
     def _reduce(self, record: Record, vectors: Sequence[Any], results: Sequence[Any]) -> bool:
-        members, operation = self._meeting.members, OPERATIONS[record.operation]
+        own, operation = self._host.place, OPERATIONS[record.operation]
         plan = fills([vector.nbytes for vector in vectors], STAGE)
         records = self._enter(record, vectors, plan)
         self._agreement.check_alike(records)
@@ -124,13 +124,13 @@ class Peers:
         root = max(record.root, 0)
         for number, fill in enumerate(plan):
             self._show(number, fill, vectors)
-            if members.place == root:
+            if own == root:
                 for portion in fill:
                     self._merge(portion, records, vectors, results, (operation, divisor))
                 self._window.wait()
             if record.root == -1:
                 self._meeting.step()
-                if members.place != root:
+                if own != root:
                     start = self._seen(root, records)
                     for index, low, high, at in fill:
                         copy(results[index].data + low, start + at, high - low)
@@ -181,10 +181,9 @@ class Peers:
         if not origin.on_gpu or _any_lacks_memory([origin]):
             self._meeting.part()
             return None, origin.on_gpu
-        members = self._meeting.members
         shares, results = {}, []
         for index, (shape, dtype) in enumerate(origin.given):
-            rows = split(0, shape[0], len(records))[members.place] if kind == "scatter" else None
+            rows = split(0, shape[0], len(records))[self._host.place] if kind == "scatter" else None
             start, stop, result = self._share(shape, dtype, rows)
             shares[root, index] = _Share(start, stop, result.data)
             results.append(result)
@@ -211,7 +210,7 @@ class Peers:
         if _any_lacks_memory(records):
             self._meeting.part()
             return None
-        place, count = self._meeting.members.place, len(records)
+        place, count = self._host.place, self._host.count
 
         def rows_for(theirs: ArrayType) -> Span:
             rows = theirs[0][0]
@@ -240,7 +239,7 @@ class Peers:
         shares: Mapping[tuple[int, int], _Share],
     ) -> None:
         """Copy this rank's shares, by the place of their source and their array's number."""
-        own = plans[self._meeting.members.place]
+        own = plans[self._host.place]
         for number in range(max(map(len, plans), default=0)):
             self._show(number, own[number] if number < len(own) else (), mine)
             for place, plan in enumerate(plans):
@@ -309,7 +308,7 @@ class Peers:
 
     def _seen(self, place: int, records: Sequence[Record]) -> Any:
         """The beginning of a rank's stage."""
-        if place == self._meeting.members.place:
+        if place == self._host.place:
             return self._mine()
         return self._window.seen(records[place].window, records[place].at[0])
 

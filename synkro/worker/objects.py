@@ -258,12 +258,12 @@ class RankObjects:
     def _replace(self, number: int, obj: Any) -> None:
         """Have another object be object *number*, also where names and functions refer to it."""
         before, self._objects[number] = self._objects[number], obj
-        for other, kind in zip(self._objects.values(), self._kinds.values(), strict=True):
-            if kind is NAME and NAME.look(other).get(WHOLE) is before:
-                NAME.change(other, {WHOLE: obj}, ())
-            for cell in (other.__closure__ or ()) if kind is FUNCTION else ():
-                if cell.cell_contents is before:
-                    cell.cell_contents = obj
+        for each, kind in self._kinds.items():
+            if kind in (NAME, FUNCTION):
+                held = kind.look(self._objects[each])
+                stale = {key: obj for key, value in held.items() if value is before}
+                if stale:
+                    kind.change(self._objects[each], stale, ())
 
     def _put(self, number: int, contents: Contents) -> None:
         obj, kind = self.found(number)

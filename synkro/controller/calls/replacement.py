@@ -334,7 +334,7 @@ class Replacement:
         for _, place, nbytes in groups:
             self._read(place, pickled := np.empty(nbytes, np.uint8))
             pickles.append(pickled.tobytes())
-        numbers = tuple(there.intersection(*[chain.from_iterable(group[0] for group in groups)]))
+        numbers = tuple(there.intersection(chain.from_iterable(group[0] for group in groups)))
         restore = Restore(tuple(found), secured.generator)
         return _Taken(restore, Recover(tuple(pickles)), numbers, segment)
 

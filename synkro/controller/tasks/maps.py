@@ -215,12 +215,10 @@ class Maps:
         self, order: ResultOrder, fn: Any, iterables: tuple[Any, ...], common: Any, wishes: Wishes
     ) -> tuple[Map, Progress | None]:
         """A map, after its arguments were checked, and its bar; what is raised tells what is pending."""
-        _, number = self._services.variables.maps
         try:
             return self._make(order, fn, iterables, common, wishes)
         except BaseException as error:
             if isinstance(error, SynkroError | KeyboardInterrupt) and not isinstance(error, UsageError):
-                self._services.variables.forget_map(number)
                 count = range(_length(iterables) or 0)
                 vars(error).update(results=[], finished=[], pending=[*count])
             raise
@@ -259,7 +257,11 @@ class Maps:
                 bring = functools.partial(function.command, given, self._descriptors, shared, wished)
                 introduce = functools.partial(values(OUT_OF_BAND).introduce, _classes(iterables))
                 planned, work = insist(bring)
-                insist(introduce)
+                try:
+                    insist(introduce)
+                except BaseException:
+                    self._services.variables.forget_map(work.number)
+                    raise
             checkpoint, work = _begun(wished.checkpoint, name, fn, given, work)
             self._last = function
         together = wished.together
