@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import os
 import random
 import signal
@@ -690,6 +691,38 @@ def test_what_functions_make_is_shared_as_it_was(request, way):
         assert same
         assert made == [0, 1, 1, 1]
         assert shown == [0, 0, 3, 3, 0, 0]
+
+
+@pytest.mark.parametrize("way", ["in a step", "map"])
+def test_what_the_program_has_dropped_is_not_missed(request, way):
+    """What functions have made of it refers to an array that is gone, while dicts are remembered."""
+    request.getfixturevalue("two_plain" if way == "map" else "two")
+
+    def make_and_drop():
+        first, second, array = {}, {}, np.zeros(6)
+
+        def step():
+            if "made" not in first:
+                first["made"] = second["too"] = [0]
+                second["view"] = array[2:4]
+            second["view"] += 1
+
+        synk.function(step, outputs=[])()
+
+    def step(die):
+        if die and synk.rank() == 1:
+            os._exit(1)
+        return 1
+
+    run = synk.function(step, bcast_inputs="die", outputs=None)
+    run(False)
+    make_and_drop()
+    gc.collect()
+    if way == "map":
+        synk.map(lambda x: os._exit(1) if x < 2 else x, range(6), errors="return", chunksize=1)
+    else:
+        dying(run, True)
+    assert run(False) == [1, 1]
 
 
 def test_what_is_reached_only_there_is_kept(two):

@@ -201,6 +201,7 @@ class Replacement:
         What is *used* meanwhile is to be as the workers have it.  What else the program has changed, it
         sends to all before the next call that uses it.
         """
+        self._handover.forget_dropped()
         stored = {number for numbers, _, _ in self._secured[0].objects for number in numbers}
         return [known for known in self._handover.changed(used) if known.number not in stored]
 
@@ -245,6 +246,7 @@ class Replacement:
             )
         deaths = 0
         back: set[int] = set()
+        self._handover.forget_dropped()
         while dead:
             living = [rank for rank in self._engine.everyone.ranks if rank not in dead]
             try:

@@ -83,8 +83,12 @@ class Handover:
             raise ValueError(f"{lost[0]!r} cannot be pickled on a worker")
         return Recover((copies.pickle,))
 
+    def forget_dropped(self) -> None:
+        """Let the workers drop what only the registry holds: of it nothing needs to be put back."""
+        self._registry.forget_dropped()
+
     def numbers(self) -> list[int]:
-        """The numbers of all objects that the workers have."""
+        """The numbers of all objects that the workers have, and the program, too."""
         return [known.number for known in self._registry.all()]
 
     def called(self, numbers: Iterable[int]) -> list[str]:

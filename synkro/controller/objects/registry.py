@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
@@ -182,6 +183,17 @@ class Registry:
         self._containers.pop(id(obj), None)
         self.by_id.drop(id(obj))
 
+    def forget_dropped(self) -> None:
+        """Forget the containers that nothing but the registry holds any more."""
+        while dropped := [kept for kept in self._recent if self._is_dropped(kept)]:
+            for kept in dropped:
+                del self._recent[kept]
+                self._containers.pop(id(kept.obj), None)
+            del kept  # and what it holds
+
+    def _is_dropped(self, kept: Remembered) -> bool:
+        return self.by_id.known(id(kept.obj)) is None and _holders(kept) == _holders(_ALONE)
+
     def get(self, ident: int) -> int | None:
         """The number of what the workers have, by its id, where it is no value as an argument: of a
         class, a function, what is the only one of its kind; None for all else."""
@@ -227,6 +239,15 @@ def _objects_in(value: Any) -> Iterator[Any]:
         return
     for _, part in inside(value) or ():
         yield from _objects_in(part)
+
+
+def _holders(kept: Remembered) -> int:
+    """A count of what holds a container, by which two of them compare."""
+    return sys.getrefcount(kept.obj)
+
+
+_ALONE = Remembered(0, [], kinds.SEQUENCE, "", None, lambda _: None)
+_ALONE.hold([])
 
 
 def _bytes_in(known: Known) -> int:
