@@ -6,6 +6,7 @@ have taken it over, or as they have left it, is copied from one of them.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,7 +85,9 @@ class Handover:
         return Recover((copies.pickle,))
 
     def forget_dropped(self) -> None:
-        """Let the workers drop what only the registry holds: of it nothing needs to be put back."""
+        """Let the workers drop what the program does not have any more: of it nothing needs to be put
+        back.  What is left in circles is collected first, all that belongs together at once."""
+        gc.collect()
         self._registry.forget_dropped()
 
     def numbers(self) -> list[int]:
