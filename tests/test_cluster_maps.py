@@ -81,17 +81,21 @@ def test_empty_tasks_go_to_both_hosts(two_hosts):
             missing.discard(next(results))
 
 
-def test_long_tasks_among_short_ones_do_not_queue_up_at_one_host(two_hosts):
+def test_long_tasks_among_short_ones_do_not_queue_up_at_one_host(two_hosts, tmp_path):
     """What waits behind a long task goes to whoever has nothing to do."""
 
-    def task(seconds):
-        time.sleep(seconds)
+    def task(folder, number):  # the long ones end in pairs, one of which began while the other one ran
+        if 1500 <= number < 1506:
+            (folder / str(number)).touch()
+            begun = (number - 1500) // 2 * 2 + 2
+            assert wait_until(lambda: len(list(folder.iterdir())) >= begun)
+        return number
 
-    items = [0.0] * 1500 + [0.4] * 6 + [0.0] * 1500
-    for maps in (two_hosts.map, lambda *args: list(two_hosts.imap(*args))):
-        start = time.monotonic()
-        maps(task, items)
-        assert time.monotonic() - start < 2.2  # 1.2, or 2.4 by one worker
+    for maps in (two_hosts.map, two_hosts.imap):
+        folder = tmp_path / maps.__name__
+        folder.mkdir()
+        with Watch():
+            assert list(maps(task, [folder] * 3000, range(3000))) == list(range(3000))
 
 
 def test_tasks_next_to_each_other_run_at_the_same_time(two_hosts, tmp_path):
@@ -171,9 +175,7 @@ def test_another_call_waits_only_for_tasks_that_run(two_hosts, tmp_path):
     results = two_hosts.imap(task, range(3100))
     assert list(itertools.islice(results, 3000)) == list(range(3000))
     assert wait_until(lambda: any(tmp_path.iterdir()))
-    start = time.monotonic()
     assert fine(two_hosts)
-    assert time.monotonic() - start < 2
     assert len(list(tmp_path.iterdir())) <= 6
     assert next(results) == 3000
     results.close()
