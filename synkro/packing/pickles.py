@@ -226,8 +226,8 @@ class _ForWorkers(Stream):
             return self._function(obj) if is_sent_by_value(obj) else super().reducer_override(obj)
         if isinstance(obj, type):
             return self._class(obj)
-        if isinstance(obj, CodeType):  # from cloudpickle 3.1.3 on it comes without its file
-            return _code, (obj.co_filename, *cloudpickle.Pickler.dispatch_table[CodeType](obj))
+        if isinstance(obj, CodeType):
+            return with_file(obj)
         if isinstance(obj, ModuleType):
             return (_module, (self._space_of(vars(obj)),)) if is_own(obj) else NotImplemented
         if type(obj) is np.ndarray and not obj.dtype.hasobject:
@@ -243,7 +243,7 @@ class _ForWorkers(Stream):
         if is_numba(obj):
             return self._compiled(obj)
         if isinstance(obj, functools._lru_cache_wrapper):
-            return _cached, (obj.__wrapped__, obj.cache_parameters())
+            return with_cache(obj)
         if (reduced := without_lock(obj)) is not None:
             return reduced
         if type(obj) is ContextVar:
@@ -297,21 +297,33 @@ class _ForWorkers(Stream):
         finally:
             if register:
                 cloudpickle.unregister_pickle_by_value(module)
-        if isinstance(reduced, tuple) and (slots := kinds.own_slots(cls)):
-            contents = reduced[2][0]
-            for name in slots:
-                contents.pop(name, None)
-            if isinstance(contents["__slots__"], str | tuple | list | dict):  # no iterator: that is over
-                reduced[1][3]["__slots__"] = contents.pop("__slots__")
-        by_value = isinstance(reduced, tuple) and len(reduced) == 6
-        if by_value:
+        if is_class_by_value(reduced):
             self.classes[id(cls)] = cls
-        if by_value and issubclass(cls, enum.Enum):
-            return _enum(cls, *reduced)
-        if not by_value or (ways := ways_of(cls)) is None:
-            return reduced
-        make, arguments, contents, _, _, set_contents = reduced
-        return make, arguments, (set_contents, contents, ways), None, None, set_and_register
+        return _whole_class(cls, reduced)
+
+
+def is_class_by_value(reduced: Any) -> bool:
+    """Whether cloudpickle has *reduced* a class to what it holds, and not to its name."""
+    return isinstance(reduced, tuple) and len(reduced) == 6
+
+
+def _whole_class(cls: type, reduced: Any) -> Any:
+    """What to reduce a class to, with its slots and members, and as JAX knows it, all of which
+    cloudpickle leaves out."""
+    if not is_class_by_value(reduced):
+        return reduced
+    if slots := kinds.own_slots(cls):
+        contents = reduced[2][0]
+        for name in slots:
+            contents.pop(name, None)
+        if isinstance(contents["__slots__"], str | tuple | list | dict):  # no iterator: that is over
+            reduced[1][3]["__slots__"] = contents.pop("__slots__")
+    if issubclass(cls, enum.Enum):
+        return _enum(cls, *reduced)
+    if (ways := ways_of(cls)) is None:
+        return reduced
+    make, arguments, contents, _, _, set_contents = reduced
+    return make, arguments, (set_contents, contents, ways), None, None, set_and_register
 
 
 class Writer(_ForWorkers):
@@ -447,21 +459,33 @@ def _enum(cls: Any, make: Any, args: tuple[Any, ...], state: Any, *rest: Any) ->
     return make, (*args[:3], values, *args[4:]), given, None, None, _complete_enum
 
 
-class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles classes, and what their annotations name, for a process that has none of them."""
+class ByValue(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles functions and classes, and what their annotations name, for a process that has none of
+    them: one that is not the program's, or *there*, where the program had them."""
 
-    def __init__(self, file: io.BytesIO, named: Callable[[Any], Any]) -> None:
-        super().__init__(file, protocol=5)
-        self._named = named
+    def __init__(
+        self,
+        file: io.BytesIO,
+        stays: Callable[[pickle.PickleBuffer], bool] | None = None,
+        there: bool = False,
+    ) -> None:
+        """*stays* says which buffers are in the stream; all, if it is None."""
+        super().__init__(file, protocol=5, buffer_callback=stays)
+        self._there = there
 
     def reducer_override(self, obj: Any) -> Any:
-        return self._named(obj) or super().reducer_override(obj)
+        if isinstance(obj, CodeType):
+            return with_file(obj)
+        if (reduced := (for_program if self._there else by_value)(obj)) is not None:
+            return reduced
+        reduced = super().reducer_override(obj)
+        return _whole_class(obj, reduced) if isinstance(obj, type) and not self._there else reduced
 
 
 def dumped(value: Any, there: bool = False) -> bytes:
     """A value with classes of the user's, pickled for workers; if *there*, by one for the program."""
     stream = io.BytesIO()
-    _ByValue(stream, for_program if there else by_value).dump(value)
+    ByValue(stream, there=there).dump(value)
     return stream.getvalue()
 
 
@@ -547,14 +571,32 @@ class Loader(_Finder):
 
     def find_class(self, module: str, name: str) -> Any:
         found = super().find_class(module, name)
-        if (module, name) != ("cloudpickle.cloudpickle", "_class_setstate"):
-            return found
+        if module == "cloudpickle.cloudpickle":
+            if name in _SKELETONS:
+                return functools.partial(_bare_class, found, _SKELETONS[name])
+            if name == "_class_setstate":
+                return functools.partial(_complete_class, found)
+        return found
 
-        def set_unless_known(kind: type, state: Any) -> type:
-            known = vars(kind).keys() >= state[0].keys()
-            return kind if known else found(kind, state)
 
-        return set_unless_known
+_SKELETONS = {"_make_skeleton_class": 4, "_make_skeleton_enum": 5}  # which argument is the class's id
+_incomplete: weakref.WeakSet[type] = weakref.WeakSet()  # classes that were made here, without contents
+
+
+def _bare_class(make: Callable[..., type], place: int, *args: Any) -> type:
+    """The class that has the id ``args[place]``; this process has it, or *make* makes it."""
+    known = args[place] in cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID
+    kind = make(*args)
+    if not known:
+        _incomplete.add(kind)
+    return kind
+
+
+def _complete_class(complete: Callable[[type, Any], type], kind: type, state: Any) -> type:
+    if kind in _incomplete:
+        complete(kind, state)
+        _incomplete.discard(kind)
+    return kind
 
 
 def loads(data: bytes) -> Any:
@@ -622,6 +664,16 @@ def _set(variable: ContextVar[Any], contents: Contents) -> None:
 
 def _module(module: ModuleType) -> ModuleType:
     return module
+
+
+def with_cache(fn: Any) -> Any:
+    """What to reduce a function to that keeps its results: to one that has none yet."""
+    return _cached, (fn.__wrapped__, fn.cache_parameters())
+
+
+def with_file(code: CodeType) -> Any:
+    """What to reduce code to: from cloudpickle 3.1.3 on it would come without its file."""
+    return _code, (code.co_filename, *cloudpickle.Pickler.dispatch_table[CodeType](code))
 
 
 def _code(file: str, make: Callable[..., CodeType], parts: Any) -> CodeType:

@@ -50,7 +50,7 @@ def advice(value: Any) -> str | None:
     return _ADVICE.get(_kind(value))
 
 
-def advice_on_loading(error: Exception, is_result: bool = True) -> str:
+def advice_on_loading(error: BaseException, is_result: bool = True) -> str:
     """What to do about a value that could be pickled, and not be unpickled, a sentence: about a result,
     or about what goes to the workers."""
     made = re.search(r"(\w+)\.__(init|new)__\(\)", str(error))
