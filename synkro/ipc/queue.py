@@ -309,13 +309,13 @@ class Dispatcher:
     def collect(self) -> list[Given]:
         """The results that have come."""
         found: list[Given] = []
-        data, size = b"", _RESULT.size
-        while True:
+        data, size, came = b"", _RESULT.size, _READ
+        while came == _READ or self._rest:  # the rest of a record is there: it was written at once
             try:
-                data = self._rest + os.read(self._results, _READ)
+                read = os.read(self._results, _READ)
             except BlockingIOError:
                 return found
-            at = 0
+            data, came, at = self._rest + read, len(read), 0
             while len(data) - at >= size:
                 slot, first, count, place, nbytes, way = _RESULT.unpack_from(data, at)
                 start = stop = at + size
@@ -329,8 +329,7 @@ class Dispatcher:
                 found.append(Given(slot, first, count, rank, pickles))
                 at = stop
             self._rest = data[at:]
-            if not self._rest:  # else the rest of a record is there: it was written at once
-                return found
+        return found
 
 
 _dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()

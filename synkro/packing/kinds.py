@@ -686,8 +686,9 @@ def _is_foreign_function(obj: Any) -> bool:
 
 def reduces_itself(cls: type, base: type = object) -> bool:
     """Whether a class says itself how pickle is to make its objects again, and not as its *base*."""
-    ways = ("__reduce_ex__", "__reduce__")
-    return any(getattr(cls, name) is not getattr(base, name) for name in ways)
+    ways: Any = cls, base
+    given, usual = ways
+    return given.__reduce_ex__ is not usual.__reduce_ex__ or given.__reduce__ is not usual.__reduce__
 
 
 def is_named(obj: Any) -> bool:
