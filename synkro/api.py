@@ -33,6 +33,7 @@ from .controller.data.attached import Ring
 from .controller.data.data import Data, MakesData  # noqa: F401
 from .controller.data.stored import StoredData  # noqa: F401
 from .controller.engine.engine import State
+from .controller.executor.executor import Executor  # noqa: F401
 from .controller.session import Session
 from .controller.tasks.forms import IteratesTasks, RunsTasks
 from .controller.variables.shared import MakesVariables, Shared  # noqa: F401

@@ -5,6 +5,7 @@ in ``results``.
 
 ::
 
+    8  executor/   futures, for libraries that take a pool
     7  session     a session: its parts, made and closed
     6  tasks/      functions of one item at a time: maps
     5  calls/      functions: planned, sent to the workers, called

@@ -110,6 +110,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
     Attributes:
         master_rank: the root of collectives that have one.
         services: the parts that its functions use; for Synkro's own extensions.
+        maps: what runs its maps; for executors.
         hosts: the name and the ranks of each host.
     """
 
@@ -169,7 +170,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
             undo.callback(self._engine.close)
             problems = self._begin(placement, start_timeout, began, seed, profile_workers, replace)
             undo.pop_all()
-        self._maps: Maps = Maps(self.services)
+        self.maps: Final = Maps(self.services)
         after = placement.after(self.master_rank, *problems)
         for line in (*machines.lines(time.monotonic() - began), *after):
             say(line)
@@ -266,7 +267,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         services = self.services
         services.background.cancel()
         self._engine.close()
-        self._maps.close()
+        self.maps.close()
         for part in (services.objects, services.outputs, services.variables.collectives):
             part.close()
 
@@ -349,8 +350,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
         """
         self.services.distribution.distribute()
 
-    map: Final = cast("RunsTasks", _method(lambda session: session._maps, Maps.map))
-    imap: Final = cast("IteratesTasks", _method(lambda session: session._maps, Maps.imap))
+    map: Final = cast("RunsTasks", _method(lambda session: session.maps, Maps.map))
+    imap: Final = cast("IteratesTasks", _method(lambda session: session.maps, Maps.imap))
     push: Final = _method(lambda session: session.services.objects, Objects.push)
     fetch: Final = _method(lambda session: session.services.objects, Objects.fetch)
 

@@ -257,6 +257,12 @@ class Lane:
         finally:
             words[each] = before
 
+    def look_again(self) -> None:
+        """Have whoever sleeps by ``wait_for`` look at its condition; another thread has changed that."""
+        self._fence()  # the change is stored before the load of who sleeps
+        if self._block.words[self._head + MAIN_SLEEPS]:
+            os.eventfd_write(self._wake_main, 1)
+
     def _sleep(
         self, condition: Condition, deadline: float | None, sentinels: Sequence[int], on_tick: OnTick
     ) -> list[int]:

@@ -35,8 +35,10 @@ class _Stream:
         dump: the lines of a crash that are held back; none for long, unless the worker ends.
     """
 
-    def __init__(self, rank: int, target: str) -> None:
+    def __init__(self, rank: int, target: str, before: Callable[[int], str]) -> None:
+        """*before* says what is written before each line of a rank."""
         self.rank = rank
+        self._before = before
         self.target = target
         self.ended = threading.Event()
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
@@ -66,9 +68,10 @@ class _Stream:
         """Write lines to the user's stream."""
         self.tail.extend(text)
         if text:
+            before = self._before(self.rank)
             stream = getattr(sys, self.target)  # the present one: a notebook replaces it
             with contextlib.suppress(Exception):  # the user closed it, or put something odd there
-                stream.write("".join(f"[rank {self.rank}] {line}\n" for line in text))
+                stream.write("".join(f"{before}{line}\n" for line in text))
                 stream.flush()
 
 
@@ -83,6 +86,7 @@ class OutputPump:
         """*sink* gets what comes, in the place of the user: a rank, "stdout" or "stderr", and bytes;
         none at the end."""
         self._sink = sink
+        self._anonymous = False
         self._selector = selectors.DefaultSelector()
         self._streams: dict[tuple[int, str], _Stream] = {}
         self._pipes: list[BinaryIO] = []
@@ -96,7 +100,7 @@ class OutputPump:
         with self._lock:
             self._pipes = [pipe for pipe in self._pipes if not pipe.closed]
             for pipe, target in ((stdout, "stdout"), (stderr, "stderr")):
-                stream = self._streams[rank, target] = _Stream(rank, target)
+                stream = self._streams[rank, target] = _Stream(rank, target, self._before)
                 self._pipes.append(pipe)
                 read = functools.partial(self._read, pipe, stream)
                 self._selector.register(pipe, selectors.EVENT_READ, read)
@@ -107,10 +111,18 @@ class OutputPump:
     def hear(self, ranks: Sequence[int], source: int, printed: Printed) -> None:
         """Hear of *ranks* of other hosts, when the descriptor *source* is readable: *printed* takes what
         a *sink* there got; None if that is for nobody here.  Call it before ``start``."""
-        streams = {(rank, name): _Stream(rank, name) for rank in ranks for name in ("stdout", "stderr")}
+        names = "stdout", "stderr"
+        streams = {(rank, name): _Stream(rank, name, self._before) for rank in ranks for name in names}
         self._streams |= streams
         take = functools.partial(self._take, source, printed, streams)
         self._selector.register(source, selectors.EVENT_READ, take)
+
+    def be_anonymous(self) -> None:
+        """Do not write from now on of which rank a line is."""
+        self._anonymous = True
+
+    def _before(self, rank: int) -> str:
+        return "" if self._anonymous else f"[rank {rank}] "
 
     def start(self) -> None:
         with self._lock:

@@ -119,6 +119,10 @@ class WorkerPool:
         self._pump.add(worker.rank, worker.stdout, worker.stderr)
         worker.socket.settimeout(SOCKET_PATIENCE)
 
+    def be_anonymous(self) -> None:
+        """What the workers print does not say of which rank it is."""
+        self._pump.be_anonymous()
+
     def bury(self, rank: int) -> None:
         """The worker of *rank*, which has ended, is nobody's concern any more."""
         worker = self._of(rank)

@@ -10,6 +10,7 @@
     pytrees      classes that are registered with JAX
     numba        functions of numba, compiled once for all workers
     refused      what cannot be sent to the workers, and what to do instead
+    futures      a task of an executor, and what its arguments are made of again
     fingerprint  digests of functions and values, the same in each run of a program
     settings     settings of libraries, which the workers take over
     place        working directory and search path, which they take over, too

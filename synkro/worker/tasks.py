@@ -17,6 +17,7 @@ from ..errors import InvalidValue, OutputError, SharedMemoryError, reason, short
 from ..ipc.listener import Listener
 from ..ipc.queue import ALONE, EACH, FAILED, TOGETHER, Batch, Pickles, Taker, Ticket, fits
 from ..messages import Phase, Work
+from ..packing.futures import Runner
 from ..packing.kinds import (
     ARRAY,
     CLASS,
@@ -127,6 +128,7 @@ class Tasks(Task):
         self._done = 0  # how many items were done in the command
         self._total = 0  # and in the life of this worker
         self._most: int | None = None  # how many of these it may do
+        self._plainly = False  # whether errors are those of the program's own process
         self._check = 1  # after how many what they share is looked at
         self._lock = threading.Lock()  # held by whoever hands results over
         self._run: _Run | None = None  # that goes on
@@ -145,6 +147,7 @@ class Tasks(Task):
         rank.begin(tuple(range(rank.size)), call)
         self.seed, self.map = command.seed, command.number
         self._most = command.most
+        self._plainly = isinstance(spec.fn, Runner)
         self._state = state = _State(rank, command.objects, spec.name)
         self._freeze([*state.arrays, *(variable.whole for variable in rank.variables.values())])
         with contextlib.closing(call.common()) as common:
@@ -330,6 +333,8 @@ class Tasks(Task):
                 value = in_host_memory(value, self._rank.device)
             stream, buffers, by_us = self._rank.objects.pickled_apart(value)
         except Exception as error:
+            if self._plainly:
+                raise
             what = f"the result of the function {self._rank.function!r} for item {self.number}"
             check_cause(error, what, OutputError)
             raise OutputError(

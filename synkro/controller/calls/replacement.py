@@ -265,7 +265,7 @@ class Replacement:
 
     def ended(self, ended: ProcessEnd, at: str, why: str) -> WorkerDied:
         """What to raise as no worker takes the place of one that has *ended*: the session is over."""
-        died = self._engine.workers.died(ended, at, f"{why} {BROKEN}")
+        died = self._engine.workers.died(ended, at, f"{why} {BROKEN}".lstrip())
         self._engine.break_by(died)
         return died
 

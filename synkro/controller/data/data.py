@@ -292,6 +292,19 @@ class Data(InputArray[Scalar]):
         copied."""
         return self._memory.array if isinstance(self._memory, Slot) else self
 
+    def lent(self) -> Placed | Array:
+        """Where the contents lie, for workers of others; a copy of what lies there for a while only, as
+        a frame of a ring does.
+
+        Raises: InvalidValue if it was freed.
+        """
+        placed = self._memory.placed
+        if placed is None:
+            raise InvalidValue(f"{self._called()} {self._memory.MISSING}")
+        if isinstance(self._memory, Slot) or placed.segment.fd == -1:
+            return np.array(self._memory.array)
+        return placed
+
     @property
     def region(self) -> Region | None:
         """Where the contents lie; another object whenever they move or change their shape."""

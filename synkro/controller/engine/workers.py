@@ -41,6 +41,10 @@ class Workers:
         """The process ids of the workers, by rank."""
         return self._pool.pids
 
+    def be_anonymous(self) -> None:
+        """What the workers print does not say of which rank it is."""
+        self._pool.be_anonymous()
+
     def bury(self, rank: int) -> None:
         """The worker of *rank* has died, or is killed now, and owes no answer any more."""
         with uninterrupted():

@@ -8,6 +8,7 @@
     map        one map: items to the workers, results in order
     deaths     what becomes of a map when a worker dies
     feed       items, read from iterables as they are needed, and pickled
+    source     items that come while a map goes on
     outcomes   what becomes of tasks: results, and failures
     collected  results, until the program takes them
 """

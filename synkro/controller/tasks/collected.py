@@ -25,12 +25,14 @@ class Collected:
     Attributes:
         order: in which they are wanted.
         held: their bytes, if the program takes one after the other.
+        taken: the number of the item whose result was taken last.
     """
 
     def __init__(self, order: ResultOrder, checkpoint: Checkpoint | None) -> None:
         """Begin with no result; each is written to the *checkpoint*, too, if there is one."""
         self.order = order
         self.held: int = 0
+        self.taken: int = -1
         self._checkpoint = checkpoint
         self._runs: dict[int, tuple[list[Any], int]] = {}  # with their bytes, by the first item's number
         self._values: deque[Any] = deque()  # of the run that the program reads
@@ -73,6 +75,7 @@ class Collected:
             values, nbytes = self._runs.pop(self._first)
             self.held -= nbytes
             self._values.extend(values)
+        self.taken = self._first
         self._next += 1
         self._first += 1
         return self._values.popleft()

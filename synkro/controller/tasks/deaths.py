@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ...errors import CallTimeout, SynkroError, WorkerDied
 from ...ipc.process import ProcessEnd
@@ -47,6 +47,7 @@ class Deaths:
     """The deaths of workers in one map.
 
     Attributes:
+        called: what errors call the map.
         happened: whether a worker has died: then items may be lost of which nobody knows.
     """
 
@@ -58,18 +59,18 @@ class Deaths:
         feed: Feed,
         shared: SharedByTasks,
         wished: Wishes,
-        name: str,
+        called: str,
         forget: Callable[[], None],
     ) -> None:
-        """*shared* is what the tasks share; *name* is the function's; *forget* has the map not have
-        happened."""
+        """*shared* is what the tasks share; *called* is what errors call the map;
+        *forget* has it not have happened."""
         self._engine = engine
         self._replacement = replacement
         self._queue = queue
         self._feed = feed
         self._shared = shared
         self._wished = wished
-        self._name = name
+        self.called: Final = called
         self._forget = forget
         self.happened: bool = False
         self._dead: dict[int, ProcessEnd] = {}  # by rank, those that have not been replaced
@@ -148,6 +149,8 @@ class Deaths:
         died_of_it = self._feed.take_back(first, ticket, running)
         if phase == Phase.LEAVING:
             return None
+        if self._wished.ends_by_death and not is_late:
+            raise self._ended(ended, "")
         if not died_of_it:
             self._in_a_row = self._in_a_row + 1 if came == self._came else 1
             self._came = came
@@ -159,14 +162,14 @@ class Deaths:
         return Fatal(ticket.slot, number, lambda where: self._died(ended, where))
 
     def _died(self, ended: ProcessEnd, where: str) -> WorkerDied:
-        at = f"in a map of the function {self._name!r}{where}, "
+        at = f"in {self.called}{where}, "
         died = self._engine.workers.died(ended, at, _REPLACED)
         died.args = (str(died).partition(_REPLACED)[0] + _REPLACED,)  # its ``stderr`` has the rest
         return died
 
     def _too_late(self, ended: ProcessEnd, where: str) -> CallTimeout:
         return CallTimeout(
-            f"in a map of the function {self._name!r}{where}, the task took longer than item_timeout= "
+            f"in {self.called}{where}, the task took longer than item_timeout= "
             f"allows, {self._wished.item_timeout:g} s, and was ended with its worker, rank {ended.rank} "
             f"(pid {ended.pid}). {_REPLACED}",
             (ended.rank,),
@@ -211,7 +214,7 @@ class Deaths:
 
     def _ended(self, ended: ProcessEnd, why: str) -> WorkerDied:
         """What to raise as the session is over."""
-        return self._replacement.ended(ended, f"in a map of the function {self._name!r}, ", why)
+        return self._replacement.ended(ended, f"in {self.called}, ", why)
 
     @property
     def have_begun(self) -> bool:

@@ -23,7 +23,7 @@ from ...packing import fingerprint
 from ...packing.pickles import OUT_OF_BAND, check_cause
 from ...storage.checkpoint import Checkpoint
 from ..engine.engine import Engine
-from ..objects.values import Values
+from .source import ItemPickler, ItemSource
 
 _AT_FIRST = 4  # items a worker that are read ahead
 _MOST = 512  # … and at most, if they come from the program's code, or may be withdrawn for its calls
@@ -113,7 +113,8 @@ class Feed:
     *name* is the function's.  *iterators* have the items, of which there are *length* at most, if that
     is known.  If *instant*, nobody waits for them; *at_once*: the program waits for all results.  A
     batch has at most so many items *together*.  *values* gives what pickles what pickle itself does not
-    take.  Items whose results are in the *checkpoint* do not go to the workers.
+    take.  Items whose results are in the *checkpoint* do not go to the workers.  They may come from a
+    *source*, which is the iterator then.
 
     Attributes:
         count: how many items have a result.
@@ -128,9 +129,10 @@ class Feed:
     at_once: InitVar[bool]
     together: InitVar[int | None]
     _queue: Dispatcher
-    _values: Callable[[int], Values]
+    _values: Callable[[int], ItemPickler]
     _engine: Engine
     _checkpoint: Checkpoint | None
+    _source: ItemSource | None = None
 
     def __post_init__(self, length: int | None, at_once: bool, together: int | None) -> None:
         self.count: int = 0
@@ -145,8 +147,9 @@ class Feed:
         self._rest = _Columns([[] for _ in self._iterators])  # of those that were read, and come before
         self._size = size = self._engine.size
         there = self._instant and at_once
-        self._most = _ALL if there else _MOST
-        self._ahead = self._most if there else _AT_FIRST * size
+        # items of a source can be cancelled until they are read: no more of them than are needed
+        self._most = _ALL if there else 2 * size if self._source else _MOST
+        self._ahead = self._most if there or self._source else _AT_FIRST * size
         most = _OVER_HOSTS if self._engine.has_hosts else MOST
         self._together = min(together or most, most if at_once else _IN_ORDER)
         self._read = 0  # how many items were read
@@ -159,7 +162,7 @@ class Feed:
         self._results = 0.0  # bytes of a result, as the last ones had
         self._fed = 0.0  # when items were offered last
         self._open = False  # whether the workers take items
-        self._pickler: Values | None = None  # of the last batch
+        self._pickler: ItemPickler | None = None  # of the last batch
         self._wanted: weakref.ref[object] | None = None
         self._back: list[tuple[_Batch, int, int]] = []  # what waits for a slot, or for the next time
 
@@ -281,14 +284,14 @@ class Feed:
         """Whether to read items now, where results of *held* bytes wait for the program."""
         if self._open and self._back:
             self._put_in()
-        if self.exhausted or self.waiting > self._ahead // 2 or self._is_full(held):
+        enough = self._ahead // 2 if self._source is None else self._ahead - 1
+        if self.exhausted or self.waiting > enough or self._is_full(held):
             return False
-        return self._queue.has_room
+        return self._queue.has_room and (self._source is None or self._source.is_ready)
 
     def _is_full(self, held: int) -> bool:
-        count = self.waiting
-        full = self._nbytes + held + count * self._results > _BYTES
-        return full and (held > _BYTES or count >= 2 * self._size)
+        full = self._nbytes + held + self.waiting * self._results > _BYTES
+        return full and (held > _BYTES or self.waiting >= 2 * self._size)
 
     def read(self, held: int, enough: Callable[[], bool]) -> None:
         """Read items and publish them, until as many wait as should, or *enough* says so; where no
@@ -314,7 +317,7 @@ class Feed:
                         break
                     now = time.perf_counter()
         except StopIteration:
-            self.exhausted = True
+            self.exhausted = self._source is None or self._source.is_over
         except SessionError:  # the program has ended the session, or this is a fork of it
             raise
         except Exception as error:
@@ -446,7 +449,7 @@ class Feed:
         pairs = zip(items.columns, self._rest.columns, strict=True)
         self._rest = _Columns([new + old for new, old in pairs]) if self._rest else items
 
-    def _publish(self, items: Sequence[Arguments], pickles: Pickles, values: Values) -> None:
+    def _publish(self, items: Sequence[Arguments], pickles: Pickles, values: ItemPickler) -> None:
         """Put a batch, pickled by *values* or by pickle, into the queue, as soon as the workers take
         items."""
         if not items or self.exhausted:  # nobody wants them any more, as the program has closed it

@@ -77,6 +77,11 @@ class Map:
         """Whether no task runs any more, and none will."""
         return self._feed.is_done and not self._open
 
+    @property
+    def taken(self) -> int:
+        """The number of the item whose result ``next`` returned last."""
+        return self._collected.taken
+
     def read_by(self, reader: object) -> None:
         """The results are wanted as long as there is *reader*."""
         self._feed.want(reader)
@@ -373,7 +378,7 @@ class Map:
         places = map(self._engine.channel.whereabouts, ranks)
         items = [self._outcomes.called(at) for phase, at in places if phase == Phase.TASK]
         at = f" at {' and '.join(items)}" if items else ""
-        return f"in a map of the function {self._function.name!r}{at}, "
+        return f"in {self._deaths.called}{at}, "
 
     def lose(self) -> None:
         self._open, self._lost = False, True

@@ -53,6 +53,7 @@ from .deaths import Deaths
 from .feed import Feed
 from .map import Map
 from .outcomes import Outcomes
+from .source import ItemSource
 from .wishes import Wishes
 
 R = TypeVar("R")
@@ -211,6 +212,11 @@ class Maps:
         wishes = Wishes(progress, timeout, chunksize, *how)
         return Results(*self._made(order, fn, iterables, common, wishes))
 
+    def serve(self, fn: Callable[[Any], Any], source: ItemSource, wishes: Wishes) -> Map:
+        """A map of *fn* over items that come while it goes on; their pickles are the source's."""
+        run, _ = self._make(ResultOrder.ANY, fn, (source,), None, wishes, source)
+        return run
+
     def _made(
         self, order: ResultOrder, fn: Any, iterables: tuple[Any, ...], common: Any, wishes: Wishes
     ) -> tuple[Map, Progress | None]:
@@ -224,7 +230,13 @@ class Maps:
             raise
 
     def _make(
-        self, order: ResultOrder, fn: Any, iterables: tuple[Any, ...], common: Any, wishes: Wishes
+        self,
+        order: ResultOrder,
+        fn: Any,
+        iterables: tuple[Any, ...],
+        common: Any,
+        wishes: Wishes,
+        source: ItemSource | None = None,
     ) -> tuple[Map, Progress | None]:
         engine = self._services.engine
         wished = wishes.checked(fn, engine.turns.limit)
@@ -246,13 +258,10 @@ class Maps:
             insist = self._services.replacement.insist if wished.outlives else _once
             insist(functools.partial(engine.settle, wished.limit))
             queue = self._opened()
-            last, used = self._last, self._used()
-            is_free = used is None or used.is_over  # so that what the last function uses may change
-            same = last is not None and last.spec.fn is fn and is_free
-            function = last if last is not None and same else TaskFunction(self._services, fn)
+            function, last = self._function_of(fn), self._last
             objects = self._services.objects
             shared = SharedByTasks(engine.settle, objects.rely)
-            values = functools.partial(objects.values, shared=shared)
+            values = source.pickler if source else functools.partial(objects.values, shared=shared)
             with engine.turns.limited(wished.limit):
                 bring = functools.partial(function.command, given, self._descriptors, shared, wished)
                 introduce = functools.partial(values(OUT_OF_BAND).introduce, _classes(iterables))
@@ -264,22 +273,28 @@ class Maps:
                     raise
             checkpoint, work = _begun(wished.checkpoint, name, fn, given, work)
             self._last = function
-        together = wished.together
-        feed = Feed(
-            name, iterators, length, instant, at_once, together, queue, values, engine, checkpoint
-        )
+        reading = iterators, length, instant or source is not None, at_once, wished.together
+        feed = Feed(name, *reading, queue, values, engine, checkpoint, source)
         collected = Collected(order, checkpoint)
         read_block, host_of = engine.channel.read_block, engine.host_of
         outcomes = Outcomes(queue, feed, collected, wished, objects.load, read_block, host_of)
         replacement = self._services.replacement
         forget = functools.partial(self._services.variables.forget_map, work.number)
-        deaths = Deaths(engine, replacement, queue, feed, shared, wished, name, forget)
+        called = "an Executor" if source else f"a map of the function {name!r}"
+        deaths = Deaths(engine, replacement, queue, feed, shared, wished, called, forget)
         sent = planned, work, shared
         # of the last function the arguments in common may have been a part
         parts = engine, function, last, queue, *sent, feed, collected, outcomes, wished, deaths, bar
         run = Map(*parts)
         self._used = weakref.ref(run)
         return run, bar
+
+    def _function_of(self, fn: Callable[..., Any]) -> TaskFunction:
+        """*fn* for the workers; the last one, if it is that, and what it uses may change."""
+        last, used = self._last, self._used()
+        if last is not None and last.spec.fn is fn and (used is None or used.is_over):
+            return last
+        return TaskFunction(self._services, fn)
 
     def _opened(self) -> Dispatcher:
         """The queue, which is made for the first map."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from ..engine.failures import worker_error
 from .collected import Collected
 from .deaths import Fatal
 from .feed import Feed, shown
+from .source import Item
 from .wishes import Wishes
 
 
@@ -61,6 +63,8 @@ class Outcomes:
     def called(self, number: int) -> str:
         """An item in a sentence: its number, and what it is, if it was not done."""
         args = self._feed.item(number)
+        if args is not None and isinstance(args[0], Item):
+            return repr(args[0])
         return f"item {number}" + ("" if args is None else f" ({shown(args)})")
 
     def forget(self) -> None:
@@ -123,9 +127,13 @@ class Outcomes:
                 found.append(
                     self._load(stream, buffers) if by_us else pickle.loads(stream, buffers=buffers)
                 )
-        except Exception as error:
+        except BaseException as error:
+            if not isinstance(error, Exception) and threading.current_thread() is _MAIN:
+                raise
             number = run.first + len(found)
-            what = f"the result of item {number} of map() cannot be unpickled here: {reason(error)}."
+            args = self._feed.item(number)
+            task = args[0] if args and isinstance(args[0], Item) else f"item {number} of map()"
+            what = f"the result of {task} cannot be unpickled here: {reason(error)}."
             refused = OutputError(f"{what} {advice_on_loading(error)}")
             vars(refused)["item"] = number
             if not self._wished.returned:
@@ -146,6 +154,9 @@ class Outcomes:
         values = self._failed(fatal.slot, fatal.number, fatal.error)
         if values:
             self._keep(fatal.slot, fatal.number, values, 0, failed=True)
+
+
+_MAIN = threading.main_thread()  # which Ctrl-C interrupts; in others only a result raises such
 
 
 def _after(run: Given, count: int) -> Given:

@@ -11,7 +11,10 @@ from ..calls.function import Options
 
 
 class Wishes(NamedTuple):
-    """How a map is to go, as its arguments say; *limit* is in seconds."""
+    """How a map is to go, as its arguments say; *limit* is in seconds.
+
+    *ends_by_death*: if a worker dies that was not to end, so does the map, though others go on.
+    """
 
     progress: bool
     limit: float | None
@@ -21,6 +24,7 @@ class Wishes(NamedTuple):
     checkpoint: Any
     item_timeout: float | None
     max_tasks: int | None
+    ends_by_death: bool = False
 
     def checked(self, fn: Any, limit: float | None) -> Wishes:
         """Wishes that were checked; where no limit is said, that of *fn* counts, or *limit*.
@@ -46,6 +50,7 @@ class Wishes(NamedTuple):
             path,
             None if self.item_timeout is None else checked_seconds(self.item_timeout, "item_timeout"),
             None if self.max_tasks is None else checked_int(self.max_tasks, "max_tasks", 1),
+            self.ends_by_death,
         )
 
     @property
