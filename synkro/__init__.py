@@ -22,6 +22,7 @@ from lower floors, or from its own folder::
     2  values/      arrays, variables, and objects of other libraries
     1  here         the current session, or the rank that this process is
        machine      usable cores and memory, and the Python that workers are
+       plugs        what happens when another library is imported
     0  errors       every error, drawn as a tree; warnings at the user's line
 
 A call goes down on the left and comes back up on the right::
@@ -35,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 import synkro.cli.ctrl_c  # noqa: F401  first of all: what follows takes a while
 
-from . import errors
+from . import errors, plugs
 
 if TYPE_CHECKING:
     from .api import *
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from .controller.data.attached import Ring
     from .controller.data.data import Data
     from .controller.data.stored import StoredData
+    from .controller.executor.executor import Executor
     from .controller.session import Session
     from .controller.variables.shared import Shared
     from .errors import *
@@ -54,6 +56,7 @@ __version__ = "0.2.0"
 __all__ = ["Session", "close", "fork", "get_n_gpu"]
 __all__ += ["Data", "Ring", "RingWriter", "StoredData", "attach", "data", "ring"]
 __all__ += [
+    "Executor",
     "Function",
     "as_completed",
     "distribute",
@@ -85,6 +88,16 @@ if not TYPE_CHECKING:  # which would take each name for one of these
         home = errors if hasattr(errors, name) else importlib.import_module(".api", __name__)
         value = globals()[name] = getattr(home, name)
         return value
+
+
+def _backend(**options: Any) -> Any:
+    """joblib's backend "synkro"."""
+    return importlib.import_module(".controller.executor.joblib", __name__).Backend(**options)
+
+
+plugs.when_imported(
+    "joblib.parallel", lambda joblib: joblib.register_parallel_backend("synkro", _backend)
+)
 
 
 def __dir__() -> list[str]:
