@@ -40,6 +40,7 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "call_overhead": ("joblib", "posix_ipc"),
     "pools": (),
     "tasks": (),
+    "plugged": ("joblib",),
     "input_size": (),
     "shuffled_batch": (),
     "compute_bound": ("threadpoolctl",),
