@@ -21,7 +21,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ALL_PAGES = [*PAGES, *sorted(ROOT.glob("C*.md")), ROOT / "benchmarks" / "README.md"]
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
 
-LIBRARIES = ("torch", "jax", "numba", "pandas", "polars", "h5py", "pytensor", "zarr")
+LIBRARIES = ("torch", "jax", "numba", "pandas", "polars", "h5py", "pytensor", "zarr", "dask", "sklearn")
 """CI installs them for a step of its own; PyMC comes with PyTensor, for another one."""
 
 LOADED = {"torch": TORCH, "jax": "jax", "numba": "numba", "pytensor": "pytensor", "pymc": "pymc"}
