@@ -129,9 +129,12 @@ def test_pymoo(executor):
 @pytest.fixture
 def joblib():
     """joblib; what its backend has kept is ended."""
-    joblib = pytest.importorskip("joblib")
+    joblib, before = pytest.importorskip("joblib"), set(threading.enumerate())
     yield joblib
     sys.modules["synkro.controller.executor.joblib"].shut_down()
+    for thread in set(threading.enumerate()) - before:
+        if thread.name == "synkro-executor":
+            thread.join(30)
 
 
 def fail_at(number):
