@@ -342,7 +342,7 @@ def test_futures_are_no_arguments(executor):
 
 
 def test_proxies_of_a_manager(executor):
-    with multiprocessing.Manager() as manager:
+    with multiprocessing.get_context("spawn").Manager() as manager:
         seen, queue, lock = manager.dict(), manager.Queue(), manager.Lock()
 
         def note(number):
