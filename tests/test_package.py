@@ -1,5 +1,6 @@
 """The distributions: what is in them, and that tools for packages find nothing to say."""
 
+import fcntl
 import re
 import subprocess
 import sys
@@ -25,7 +26,9 @@ def run(*command, cwd=ROOT):
 def built(tmp_path_factory):
     """The folder with the source distribution and the wheel."""
     folder = tmp_path_factory.mktemp("dist")
-    run("build", "--outdir", str(folder))
+    with open(tmp_path_factory.getbasetemp().parent / "builds", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two at a time would write to one folder of the checkout
+        run("build", "--outdir", str(folder))
     return folder
 
 
