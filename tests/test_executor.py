@@ -115,6 +115,16 @@ def test_functions_that_come_again_are_as_they_are_now(executor):
     assert result() == ([1], 8, 4, 9.0, 3)
 
 
+def test_methods_of_builtin_objects_are_as_they_are_now(executor):
+    """A global such as ``count = numbers.count`` is a builtin function, of a list that changes."""
+    names, numbers = {"__name__": "typed_by_hand"}, [1]
+    exec("def work():\n    return count(1)", names)
+    names["count"] = numbers.count
+    for times in range(1, 6):
+        assert executor.submit(names["work"]).result() == times
+        numbers.append(1)
+
+
 _AGAIN = """
 import numpy as np
 

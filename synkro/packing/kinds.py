@@ -684,11 +684,9 @@ def _is_foreign_function(obj: Any) -> bool:
     return callable(obj) and not is_own_name(home) and not home.startswith("numpy.polynomial")
 
 
-def reduces_itself(cls: type, base: type = object) -> bool:
+def reduces_itself(cls: Any, base: Any = object) -> bool:
     """Whether a class says itself how pickle is to make its objects again, and not as its *base*."""
-    ways: Any = cls, base
-    given, usual = ways
-    return given.__reduce_ex__ is not usual.__reduce_ex__ or given.__reduce__ is not usual.__reduce__
+    return cls.__reduce_ex__ is not base.__reduce_ex__ or cls.__reduce__ is not base.__reduce__
 
 
 def is_named(obj: Any) -> bool:

@@ -300,7 +300,7 @@ class _Used(NamedTuple):
 _NOTHING = object()  # where there is no global of a name
 
 
-_ATOMS = (int, float, complex, str, bytes, type(None), BuiltinFunctionType)
+_ATOMS = (int, float, complex, str, bytes, type(None))
 
 
 def _is_fixed(fn: FunctionType, used: dict[FunctionType, _Used]) -> bool:
@@ -320,6 +320,7 @@ def _is_fixed(fn: FunctionType, used: dict[FunctionType, _Used]) -> bool:
     return all(
         value is _NOTHING
         or type(value) in _ATOMS
+        or (type(value) is BuiltinFunctionType and type(value.__self__) is ModuleType)
         or (type(value) is ModuleType and sys.modules.get(value.__name__) is value)
         or (isinstance(value, FunctionType | type) and _has_name(value))
         or (type(value) is FunctionType and _is_fixed(value, used))
