@@ -445,8 +445,11 @@ def _raise(kind):
     raise kind
 
 
-def test_callbacks_that_raise(executor, capfd):
-    executor.submit(square, 2).add_done_callback(lambda _: _raise(SystemExit))
+def test_callbacks_that_raise(executor, tmp_path, capfd):
+    gate = tmp_path / "gate"
+    future = executor.submit(lambda: wait_until(gate.exists))  # a callback of what is done runs here and now, and raises here
+    future.add_done_callback(lambda _: _raise(SystemExit))
+    gate.touch()
     assert executor.submit(square, 3).result() == 9
     assert wait_until(lambda: "SystemExit" in capfd.readouterr().err)
 
