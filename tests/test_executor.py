@@ -447,7 +447,7 @@ def _raise(kind):
 
 def test_callbacks_that_raise(executor, tmp_path, capfd):
     gate = tmp_path / "gate"
-    future = executor.submit(lambda: wait_until(gate.exists))  # a callback of what is done runs here and now, and raises here
+    future = executor.submit(lambda: wait_until(gate.exists))  # a callback of what is done runs here
     future.add_done_callback(lambda _: _raise(SystemExit))
     gate.touch()
     assert executor.submit(square, 3).result() == 9
