@@ -229,14 +229,13 @@ def test_messages_wait_unread_and_come_in_order(session):
 
 
 def test_large_messages_are_freed_and_others_used_again(session):
-    def run(rounds, count):
+    def run(count):
         xp, rank, size = synk.xp(), synk.rank(), synk.size()
-        right = True
-        for number in range(rounds):
-            x = xp.arange(count, dtype="i4") + number
+        sent = [xp.arange(count, dtype="i4") + number for number in range(3)]
+        for x in sent:
             synk.send(x, (rank + 1) % size)
-            right = right and bool((synk.recv((rank - 1) % size) == x).all())
-        return right
+        synk.barrier()  # so that all of them wait at the same time, in every call
+        return all(bool((synk.recv((rank - 1) % size) == x).all()) for x in sent)
 
     def taken():
         xp = synk.xp()
@@ -244,12 +243,12 @@ def test_large_messages_are_freed_and_others_used_again(session):
         free, total = xp.cuda.Device().mem_info
         return total - free
 
-    f = session.function(run, bcast_inputs=["rounds", "count"], outputs="min")
+    f = session.function(run, bcast_inputs=["count"], outputs="min")
     look = session.function(taken, outputs="max")
-    assert f(2, 1 << 20)
+    assert f(1 << 20)
     before = look()
     for count in (5 << 20, 1 << 20, 7 << 20):
-        assert f(3, count)
+        assert f(count)
         assert look() <= before
 
 
