@@ -204,24 +204,28 @@ def test_a_checkpoint_keeps_what_the_others_have_done(two, tmp_path):
 
 # ── steps between which a worker may die ─────────────────────────────────────────────────────────────
 
+_STEPS = ["take", "batch", "hold", "give", "written", "given", "put_back", "advance"]
 
-@pytest.mark.parametrize("step", ["take", "batch", "hold", "give", "given", "put_back", "advance"])
+
+@pytest.mark.parametrize("step", _STEPS)
 @pytest.mark.parametrize("errors", ["raise", "return"])
 def test_a_worker_may_die_between_any_two_steps(two, tmp_path, step, errors):
     """What a dead worker has drawn or given, and not noted, is neither lost nor done twice."""
 
     def task(x, folder):
         if x == 20 and first(folder, "patched"):
-            from synkro.ipc.queue import Taker
+            from synkro.ipc import queue
 
-            usual = getattr(Taker, step if step != "given" else "give")
+            after = {"written": (queue, "_wrote"), "given": (queue.Taker, "give")}
+            where, name = after.get(step, (queue.Taker, step))
+            usual = getattr(where, name)
 
             def dying(*args):
-                if step == "given":
+                if step in after:
                     usual(*args)
                 os._exit(1)
 
-            setattr(Taker, step if step != "given" else "give", dying)
+            setattr(where, name, dying)
         if x % 10 == 3 and first(folder, f"odd-{x}"):
             raise ValueError(x)
         time.sleep(0.001)

@@ -1,5 +1,6 @@
 """The queue of tasks, without workers: batches, tickets in part, results in blocks and in the pipe."""
 
+import os
 import pickle
 
 import numpy as np
@@ -188,6 +189,18 @@ def test_results_that_do_not_fit_the_pipe_wait(queue, taker):
     while len(found) <= given:
         found += queue.collect()
     assert [run.first for run in found] == list(range(given + 1))
+
+
+def test_results_of_a_worker_that_died_before_it_told_of_them(queue, taker):
+    text = Pickles(EACH, [b"abc"])
+    assert queue.collect() == []  # the first look is at all that is there
+    os.write(queue.descriptors[2], taker.record(0, 7, 1, text))
+    assert queue.collect() == []
+    ((_, first, *_),) = queue.collect(told=False)
+    assert first == 7
+    assert taker.write(taker.record(0, 8, 1, text))
+    ((_, first, *_),) = queue.collect()
+    assert first == 8
 
 
 def test_large_results_wait_until_those_before_are_read(queue, taker, read):

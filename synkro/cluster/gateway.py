@@ -278,8 +278,10 @@ class GatewaySession:
                 self._looks[host].append((took, now - sent - took // 2))
                 if len(self._looks[host]) < _KEPT:
                     self._wire.send(host, protocol.Tick(time.perf_counter_ns()))
-            case protocol.Printed():
+            case protocol.Printed(_, stream):
                 self._printed.send(message)
+                if stream == "log":
+                    self._proxy.note_logged()
             case ProcessEnd():
                 self._main.send(message)
             case _:

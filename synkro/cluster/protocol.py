@@ -236,7 +236,7 @@ class Standing(NamedTuple):
 
 
 class Printed(NamedTuple):
-    """Bytes of a worker's *stream*, "stdout" or "stderr"; none at its end."""
+    """Bytes of a worker's *stream*, "stdout", "stderr" or "log"; none at its end."""
 
     rank: int
     stream: str

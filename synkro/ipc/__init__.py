@@ -5,6 +5,7 @@
     pool         the worker processes of one host: started together, ended together
     process      one worker process: start, watch, interrupt, stop
     output       what the workers print, brought to the user
+    logs         what they log and warn of, brought to the loggers and filters of the main program
     channel      commands and replies through one shared block: the main process's end
     listener     a worker's end
     proxy        the end for workers on other hosts

@@ -2,7 +2,7 @@
 
 ::
 
-    words      of all: TRACED, WOKEN, AWAITED, ENOUGH, SENT
+    words      of all: TRACED, WOKEN, LOGGED, AWAITED, ENOUGH, SENT
     of a rank  its head, which the main process writes: COMMAND, FIRST, UNWANTED …
                its line, which the worker writes: ANSWERED, PHASE, SLICE …
     areas      for commands and for replies, one of each a rank
@@ -27,7 +27,7 @@ AREA = 1 << 17
 
 WORD = 8
 LINE = ALIGNMENT // WORD  # words in a cache line; each party writes to lines of its own
-TRACED, WOKEN = range(2)
+TRACED, WOKEN, LOGGED = range(3)
 AWAITED, ENOUGH = range(LINE, LINE + 2)
 SENT = 2 * LINE
 RANKS = 3 * LINE
@@ -212,6 +212,10 @@ class Block:
         """The phase that *rank* reported last, and its count in that phase."""
         line = self.lines[rank]
         return self.words[line + PHASE], self.words[line + SLICE]
+
+    def note_logged(self) -> None:
+        """Say that this process has logged something."""
+        self.words[LOGGED] = 1
 
     def trace(self, on: bool) -> None:
         """Make the workers leave marks from now on, or stop it."""

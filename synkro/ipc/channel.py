@@ -36,7 +36,8 @@ In the middle of a command that lasts (a map) the two sides wake each other, too
 which items' results it sleeps for (``Controller.expect``), and wakes workers that sleep for an item.
 
 Descriptors cannot travel through memory: they come over a Unix socket, each with its number.  A
-worker that lacks one reads the socket until it has it.
+worker that lacks one reads the socket until it has it.  What it logs goes there the other way
+(``ipc.logs``), and LOGGED says that something has.
 """
 
 from __future__ import annotations
@@ -49,13 +50,25 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from .block import ANSWERED, COMMAND, EACH, MAIN_SLEEPS, REPLY_EDITION, SENT, SLEEPS, WOKEN, Block
+from .block import (
+    ANSWERED,
+    COMMAND,
+    EACH,
+    LOGGED,
+    MAIN_SLEEPS,
+    REPLY_EDITION,
+    SENT,
+    SLEEPS,
+    WOKEN,
+    Block,
+)
 from .descriptors import Inherited
 from .waiting import Condition, Nap, Patience, polling, sleep_until
 
 OnTick = Callable[[], None] | None
 
 _FIRST_NAP = 1  # milliseconds after which a sleeper looks once more, in case a wake-up was lost
+_LATER_NAP = 20  # … where it sleeps for so long again and again
 _NAP = 1000  # and the main process from then on: a fork of it may have been woken in its place
 
 
@@ -126,6 +139,11 @@ class Controller(Block):
                 with contextlib.suppress(BlockingIOError):  # nobody has woken it
                     os.eventfd_read(wake)
 
+    def forget_logged(self) -> None:
+        """What ranks had logged is about to be read."""
+        self.words[LOGGED] = 0
+        self.fence()  # before it is read: what comes later is told again
+
     def note_answered(self, numbers: Mapping[int, int]) -> None:
         """Ranks of other hosts have answered these commands, by rank: the workers here may look."""
         for rank, number in numbers.items():
@@ -153,6 +171,7 @@ class Lane:
         self._last_first = self._commands[::-1]
         lines = [block.lines[rank] for rank in ranks]
         self._answered = [line + ANSWERED for line in lines]
+        self._places = [*zip(self._answered, self._commands, strict=True)]
         self._sleeps = [line + SLEEPS for line in lines]
         self._editions = [line + REPLY_EDITION for line in lines]
         self._number = 0  # of the last command
@@ -216,8 +235,16 @@ class Lane:
     def unanswered(self) -> list[int]:
         """The ranks that still have to answer their last command."""
         words = self._block.words
-        places = zip(self.ranks, self._answered, self._commands, strict=True)
-        return [rank for rank, answered, command in places if words[answered] != words[command]]
+        places = zip(self.ranks, self._places, strict=True)
+        return [rank for rank, (answered, command) in places if words[answered] != words[command]]
+
+    def has_answers(self) -> bool:
+        """Whether some rank has answered its last command."""
+        words = self._block.words
+        for answered, command in self._places:  # noqa: SIM110 - as below
+            if words[answered] == words[command]:
+                return True
+        return False
 
     def all_answered(self) -> bool:
         """Whether all ranks have answered the last command of the lane."""
@@ -253,7 +280,7 @@ class Lane:
         before = words[each]
         words[each] = 1
         try:
-            return self._sleep(condition, deadline, sentinels, on_tick)
+            return self._sleep(condition, deadline, sentinels, on_tick, _LATER_NAP)
         finally:
             words[each] = before
 
@@ -264,12 +291,17 @@ class Lane:
             os.eventfd_write(self._wake_main, 1)
 
     def _sleep(
-        self, condition: Condition, deadline: float | None, sentinels: Sequence[int], on_tick: OnTick
+        self,
+        condition: Condition,
+        deadline: float | None,
+        sentinels: Sequence[int],
+        on_tick: OnTick,
+        first: int = _FIRST_NAP,
     ) -> list[int]:
         poll = select.poll()
         for fd in (self._wake_main, *sentinels):
             poll.register(fd, select.POLLIN)
-        naps = itertools.chain([_FIRST_NAP], itertools.repeat(_NAP if on_tick is None else 50))
+        naps = itertools.chain([first], itertools.repeat(_NAP if on_tick is None else 50))
         ready: list[int] = []
 
         def nap() -> bool:

@@ -46,7 +46,7 @@ class Listener:
     """A worker's end of the channel: receive a command, reply to it.
 
     It passes on what ``Block`` says of its rank: ``unwanted``, ``blocks_read``, ``is_expected``,
-    ``wake_main`` and ``wake_sleepers``.
+    ``wake_main``, ``wake_sleepers`` and ``note_logged``.
     """
 
     def __init__(self, memory: memoryview, rank: int, size: int, inherited: Inherited) -> None:
@@ -68,6 +68,7 @@ class Listener:
         self.is_expected: Final = block.is_expected
         self.wake_main: Final = block.wake_main
         self.wake_sleepers: Final = block.wake_sleepers
+        self.note_logged: Final = block.note_logged
 
     def receive(self, phase: int) -> tuple[bytes, bytes]:
         """Wait for the next command, which begins *phase*; returns it and its housekeeping."""
@@ -94,13 +95,13 @@ class Listener:
             if spin(self._has_command):
                 return
 
-    def wait_for(self, condition: Condition) -> None:
+    def wait_for(self, condition: Condition, looks: bool) -> None:
         """In the middle of a command, wait until the main process has made *condition* true.
 
-        At first it looks now and then: to be woken for each item would take the main process longer than
-        to make one, and polling would take its core.
+        If it *looks*, it does so now and then at first: to be woken for each short task would take the
+        main process longer than to make one, and polling would take its core.
         """
-        for _ in range(_LOOKS):
+        for _ in range(_LOOKS if looks else 0):
             if condition():
                 return
             time.sleep(_LOOK)

@@ -1,4 +1,4 @@
-"""The workers' stdout and stderr, brought to the user's, each line with the rank before it.
+"""What the workers print, brought to the user, each line with the rank before it; and what they log.
 
 What faulthandler writes to stderr when a worker crashes is held back: ``WorkerDied`` tells it, once.
 """
@@ -9,12 +9,15 @@ import contextlib
 import functools
 import os
 import re
+import select
 import selectors
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+from .logs import LogReceiver, Warnings
 
 TAIL_LINES = 40
 """Lines of each worker's stderr that are kept for the message about its death."""
@@ -25,6 +28,7 @@ _DUMPED = re.compile(
     rf"$|{_FATAL}|(Current t|T)hread |  (File \"|\.\.\.|<)|(Extension modules|Python .*): "
 )
 _CHUNK = 1 << 16
+_HANDLING = 1.0  # seconds that handlers may keep a call waiting which does not log
 
 
 class _Stream:
@@ -75,6 +79,12 @@ class _Stream:
                 stream.flush()
 
 
+def _is_readable(source: int) -> bool:
+    poll = select.poll()
+    poll.register(source, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 Sink = Callable[[tuple[int, str, bytes]], None]
 Printed = Callable[[], tuple[int, str, bytes] | None]
 
@@ -83,27 +93,34 @@ class OutputPump:
     """A thread that reads all pipes of all workers of a session, also those of other hosts."""
 
     def __init__(self, sink: Sink | None = None) -> None:
-        """*sink* gets what comes, in the place of the user: a rank, "stdout" or "stderr", and bytes;
-        none at the end."""
+        """*sink* gets what comes, in the place of the user: a rank, "stdout", "stderr" or "log", and
+        bytes; none at the end."""
         self._sink = sink
         self._anonymous = False
         self._selector = selectors.DefaultSelector()
         self._streams: dict[tuple[int, str], _Stream] = {}
+        self._logs: dict[int, LogReceiver] = {}
+        self._warnings = Warnings()
+        self._looks: dict[int, Callable[[], bool]] = {}
+        """Read some of what a rank has logged; all those of other hosts are number -1."""
+        self._handing = threading.RLock()  # held by whoever does
         self._pipes: list[BinaryIO] = []
         self._lock = threading.Lock()  # of the next two
         self._thread = self._new_thread()
         self._runs = False  # whether the thread reads, and will look once more
         self._told = False  # whether an error tells how a worker has ended
 
-    def add(self, rank: int, stdout: BinaryIO, stderr: BinaryIO) -> None:
-        """Watch the pipes of a worker; the pump closes them at their end."""
+    def add(self, rank: int, stdout: BinaryIO, stderr: BinaryIO, log: BinaryIO) -> None:
+        """Watch the pipes of a worker; the pump closes them at their end.  *log* does not block."""
         with self._lock:
             self._pipes = [pipe for pipe in self._pipes if not pipe.closed]
-            for pipe, target in ((stdout, "stdout"), (stderr, "stderr")):
-                stream = self._streams[rank, target] = _Stream(rank, target, self._before)
+            streams = self._new_streams(rank)
+            pairs: Any = zip((stdout, stderr, log), streams, strict=True)
+            for pipe, stream in pairs:
                 self._pipes.append(pipe)
                 read = functools.partial(self._read, pipe, stream)
                 self._selector.register(pipe, selectors.EVENT_READ, read)
+            self._looks[rank] = functools.partial(self._look, log, streams[-1])
             if self._thread.ident is not None and not self._runs:  # it has ended with the others
                 self._thread = self._new_thread()
                 self._begin()
@@ -111,11 +128,17 @@ class OutputPump:
     def hear(self, ranks: Sequence[int], source: int, printed: Printed) -> None:
         """Hear of *ranks* of other hosts, when the descriptor *source* is readable: *printed* takes what
         a *sink* there got; None if that is for nobody here.  Call it before ``start``."""
-        names = "stdout", "stderr"
-        streams = {(rank, name): _Stream(rank, name, self._before) for rank in ranks for name in names}
-        self._streams |= streams
-        take = functools.partial(self._take, source, printed, streams)
+        found = {(rank, each.target): each for rank in ranks for each in self._new_streams(rank)}
+        take = functools.partial(self._take, source, printed, found)
         self._selector.register(source, selectors.EVENT_READ, take)
+        self._looks[-1] = functools.partial(self._take, source, printed, found, False)
+
+    def _new_streams(self, rank: int) -> tuple[_Stream, _Stream, LogReceiver]:
+        """The streams of a new worker: stdout, stderr, and its log."""
+        stdout, stderr = (_Stream(rank, name, self._before) for name in ("stdout", "stderr"))
+        self._streams |= {(rank, "stdout"): stdout, (rank, "stderr"): stderr}
+        log = self._logs[rank] = LogReceiver(rank, self._warnings, stderr.pass_on)
+        return stdout, stderr, log
 
     def be_anonymous(self) -> None:
         """Do not write from now on of which rank a line is."""
@@ -145,14 +168,40 @@ class OutputPump:
             self._runs = bool(self._selector.get_map())
             return self._runs
 
-    def _read(self, pipe: BinaryIO, stream: _Stream) -> None:
-        chunk = os.read(pipe.fileno(), _CHUNK)
-        self._feed(stream, chunk)
+    def _read(self, pipe: BinaryIO, stream: _Stream | LogReceiver) -> None:
+        with self._handing if isinstance(stream, LogReceiver) else contextlib.nullcontext():
+            try:
+                chunk = os.read(pipe.fileno(), _CHUNK)
+            except (BlockingIOError, ConnectionResetError):  # ``catch_up`` has read it; see ``_look``
+                return
+            self._feed(stream, chunk)
         if not chunk:
             self._selector.unregister(pipe)
             pipe.close()
 
-    def _feed(self, stream: _Stream, chunk: bytes) -> None:
+    def catch_up(self) -> None:
+        """Hand over what workers have logged until now."""
+        if self._handing.acquire(timeout=_HANDLING):  # else a handler waits for whoever calls this
+            try:
+                for look in tuple(self._looks.values()):
+                    while look():
+                        pass
+            finally:
+                self._handing.release()
+
+    def _look(self, log: BinaryIO, stream: LogReceiver) -> bool:
+        """Hand some of a *log* over; returns whether there was something."""
+        try:
+            chunk = os.read(log.fileno(), _CHUNK)
+        except ConnectionResetError:  # said once of a worker that has left something unread
+            return True
+        except (BlockingIOError, ValueError):  # there is nothing; or it is closed
+            return False
+        if chunk:  # else the thread hears of the end
+            self._feed(stream, chunk)
+        return bool(chunk)
+
+    def _feed(self, stream: _Stream | LogReceiver, chunk: bytes) -> None:
         if self._sink is None:
             stream.feed(chunk)
         else:
@@ -160,17 +209,30 @@ class OutputPump:
         if not chunk:
             stream.ended.set()
 
-    def _take(self, source: int, printed: Printed, streams: dict[tuple[int, str], _Stream]) -> None:
-        try:
-            said = printed()
-        except (EOFError, OSError):
-            self._selector.unregister(source)
-            for stream in streams.values():
-                stream.ended.set()
-        else:
+    def _take(
+        self,
+        source: int,
+        printed: Printed,
+        streams: dict[tuple[int, str], _Stream | LogReceiver],
+        ends: bool = True,
+    ) -> bool:
+        """Hand over what other hosts say next, if they do; returns whether there was something.  It
+        *ends* if they do not any more."""
+        with self._handing:
+            try:
+                if not _is_readable(source):  # the other thread has heard it
+                    return False
+                said = printed()
+            except (EOFError, OSError):
+                if ends:
+                    self._selector.unregister(source)
+                    for stream in streams.values():
+                        stream.ended.set()
+                return False
             if said is not None:
                 rank, target, chunk = said
                 self._feed(streams[rank, target], chunk)
+            return True
 
     def await_end(self, rank: int, patience: float) -> None:
         """Wait until all of a dead worker's stderr has come, at most *patience* seconds."""

@@ -116,12 +116,16 @@ class WorkerPool:
         return controller
 
     def _attend(self, worker: WorkerProcess) -> None:
-        self._pump.add(worker.rank, worker.stdout, worker.stderr)
         worker.socket.settimeout(SOCKET_PATIENCE)
+        self._pump.add(worker.rank, worker.stdout, worker.stderr, worker.log)
 
     def be_anonymous(self) -> None:
         """What the workers print does not say of which rank it is."""
         self._pump.be_anonymous()
+
+    def hear_logs(self) -> None:
+        """Hand over what the workers have logged until now."""
+        self._pump.catch_up()
 
     def bury(self, rank: int) -> None:
         """The worker of *rank*, which has ended, is nobody's concern any more."""
@@ -216,6 +220,7 @@ class WorkerPool:
         """How the worker has ended whose *sentinel* is ready, after its last output has come."""
         dead = next(worker for worker in self._workers if worker.sentinel == sentinel)
         self._pump.await_end(dead.rank, STDERR)
+        self._pump.catch_up()
         return ProcessEnd(dead.rank, dead.pid, dead.status())
 
     def ended(self, patience: float) -> None:

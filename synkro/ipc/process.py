@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import json
 import os
 import select
@@ -70,6 +71,7 @@ class WorkerProcess:
         pid, sentinel: the process, and a descriptor that becomes readable when it ends.
         socket: where it receives descriptors.
         stdout, stderr: the read ends of its pipes; whoever reads them closes them.
+        log: what it sends through the socket; as these.
     """
 
     def __init__(
@@ -86,6 +88,8 @@ class WorkerProcess:
                 self.socket: socket.socket = own
                 theirs.callback(other.close)
                 undo.callback(self.socket.close)
+                self.log: BinaryIO = io.FileIO(os.dup(own.fileno()))
+                undo.callback(self.log.close)
                 fds = [lifeline, other.fileno(), *inherited.listed()]
                 self._process = start(
                     "from synkro.worker.begin import main; main(argument)",

@@ -18,6 +18,7 @@ do large results, until the main process has read them; small ones lie in the pi
 
 Each worker writes down what it *holds*, for the case that it dies: never more than that.  Where it dies
 between a step and its note of it, the main process finds the rest by itself, when nobody holds anything.
+It also counts what it has *given*, so that a look for results needs no system call while there are none.
 """
 
 from __future__ import annotations
@@ -127,7 +128,8 @@ _HEAD = 16 * 8  # bytes before the slots
 _SLOT = struct.Struct("=4q")  # the first item's number, place, bytes, way
 _TICKET = struct.Struct("=3H2x")
 _HELD = struct.Struct("=q3H2x")  # the first item's number, and a ticket; nothing where that is empty
-_TABLE = _HEAD + _SLOTS * _SLOT.size  # where the first rank says what it holds
+_EACH = _HELD.size + 8  # bytes of a rank: what it holds, and how often it has given something
+_TABLE = _HEAD + _SLOTS * _SLOT.size  # where those of the first rank begin
 _RESULT = struct.Struct("=6q")  # slot, the first item's number, how many, place, bytes, way
 _INSIDE = -1  # the place of what follows the record in the pipe
 _SMALL = select.PIPE_BUF - _RESULT.size
@@ -145,21 +147,22 @@ _set_to_zero.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.py_object]
 
 
 class _Table:
-    """The words, the slots, and what ranks hold, as one process has them mapped."""
+    """The words, the slots, and what ranks hold and have given, as one process has them mapped."""
 
     def __init__(self, file: int, size: int) -> None:
-        """Map what at least *size* ranks hold."""
-        array = map_file(file, _TABLE + size * _HELD.size, Access.WRITE)
+        """Map what is there of *size* ranks."""
+        array = map_file(file, _TABLE + size * _EACH, Access.WRITE)
         self.address: int = array.ctypes.data
         memory = array.data
         self.words = memory[:_HEAD].cast("Q")
         self.slots = memory[_HEAD:_TABLE]
-        self.held = memory[_TABLE:]
+        self.held = memory[_TABLE : _TABLE + size * _EACH]
+        self.given = self.held.cast("Q")[_HELD.size // 8 :: _EACH // 8]
         self.fence = new_fence()
 
     def hold(self, rank: int, first: int, ticket: Ticket) -> None:
         """Note that *rank* holds *ticket*, of the batch whose first item has number *first*."""
-        _HELD.pack_into(self.held, rank * _HELD.size, first, *ticket)
+        _HELD.pack_into(self.held, rank * _EACH, first, *ticket)
 
 
 class Dispatcher:
@@ -174,7 +177,7 @@ class Dispatcher:
         with uninterrupted(), contextlib.ExitStack() as closing:
             self._tickets, self._put = _pipe(closing)
             self._results, given = _pipe(closing)
-            self._file = memory_file("synkro-tasks", _TABLE + size * _HELD.size)
+            self._file = memory_file("synkro-tasks", _TABLE + size * _EACH)
             closing.callback(os.close, self._file)
             # pages count as full until all of them is read; a ticket that does not fit begins another
             pages = fcntl.fcntl(self._put, fcntl.F_GETPIPE_SZ) // mmap.PAGESIZE - 1
@@ -197,6 +200,7 @@ class Dispatcher:
         self._leaving = 0  # the handle of what is done when the reader is gone
         _dispatchers.add(self)
         self._rest = b""
+        self._seen = b""  # how often each rank had given something, when results were collected
 
     def close(self) -> None:
         """Give the descriptors back, and the memory, but for what somebody has views of."""
@@ -218,7 +222,7 @@ class Dispatcher:
             self._leaving = call_with_last(reader, _set_to_zero, self._table.address + 8 * _WANTED, 8)
         _all_in(self._tickets)
         _all_in(self._results)
-        self._rest = b""
+        self._rest = self._seen = b""
         self._free = list(range(self._most))
         words[_END] = words[_WITHDRAWN] = 0
 
@@ -299,16 +303,27 @@ class Dispatcher:
     def left_by(self, rank: int) -> tuple[int, Ticket]:
         """What the dead worker of *rank* held: the number of the first item of a batch, and the part of
         that; all results of it have been collected.  Its memory is given back."""
-        first, *ticket = _HELD.unpack_from(self._table.held, rank * _HELD.size)
+        first, *ticket = _HELD.unpack_from(self._table.held, rank * _EACH)
         self._table.hold(rank, 0, _NO_TICKET)
         give_back(self._file, *part_of(rank))
         return first, Ticket(*ticket)
 
     # ── results ──────────────────────────────────────────────────────────────────────────────────
 
-    def collect(self) -> list[Given]:
-        """The results that have come."""
+    @property
+    def has_news(self) -> bool:
+        """Whether workers have told of results since some were collected."""
+        return self._table.given.tobytes() != self._seen
+
+    def collect(self, told: bool = True) -> list[Given]:
+        """The results that have come; if *told*, those that workers have told of: one that has died may
+        have given some more."""
         found: list[Given] = []
+        given = self._table.given.tobytes()
+        if told and given == self._seen:
+            return found
+        self._seen = given
+        self._table.fence()  # how many there are is loaded before they are
         data, size, came = b"", _RESULT.size, _READ
         while came == _READ or self._rest:  # the rest of a record is there: it was written at once
             try:
@@ -505,8 +520,12 @@ class Taker:
         return _RESULT.pack(slot, first, count, place, nbytes, way)
 
     def write(self, record: bytes) -> bool:
-        """Hand a record over; False if there is no room for it."""
-        return _wrote(self._results, record)
+        """Hand a record over, and tell; False if there is no room for it."""
+        if not _wrote(self._results, record):
+            return False
+        self._table.given[self._rank] += 1
+        self._table.fence()  # it is told before the load of what the main process waits for
+        return True
 
 
 _NONE = bytes(4)  # no bytes, as a C int

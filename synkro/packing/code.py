@@ -7,7 +7,8 @@ import functools
 import inspect
 import os
 import sys
-from types import CodeType, FunctionType, ModuleType
+from collections.abc import Callable
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 _GLOBALS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
@@ -23,12 +24,14 @@ class Uses(NamedTuple):
         attributes: all names, also of attributes.
         imports: modules that it imports, as the import statement has them, with their dots; and what it
             takes from one, which may be a module in a package.
-        rebinds: a global that it assigns or deletes, or a variable that it closes over; or None.
+        assigns: globals that it assigns or deletes.
+        rebinds: a variable that it closes over, and assigns or deletes; or None.
     """
 
     names: tuple[str, ...]
     attributes: frozenset[str]
     imports: tuple[str, ...]
+    assigns: tuple[str, ...]
     rebinds: str | None
 
 
@@ -38,6 +41,7 @@ def uses(code: CodeType) -> Uses:
     names: dict[str, None] = {}
     attributes = set(code.co_names)
     imports: dict[str, None] = {}
+    assigns: dict[str, None] = {}
     rebinds = None
     free = set(code.co_freevars)
     before: tuple[Any, Any] = (0, 0)  # the arguments of the last two instructions
@@ -51,7 +55,9 @@ def uses(code: CodeType) -> Uses:
             imports[whole] = None
             names_of = before[1] if isinstance(before[1], tuple) else ()
             imports |= dict.fromkeys(whole + "." * (not whole.endswith(".")) + each for each in names_of)
-        if op in _REBOUND_GLOBALS or (op in _REBOUND_CELLS and name in free):
+        if op in _REBOUND_GLOBALS:
+            assigns[name] = None
+        if op in _REBOUND_CELLS and name in free:
             rebinds = name
         before = before[1], name
     for inner in code.co_consts:
@@ -60,27 +66,39 @@ def uses(code: CodeType) -> Uses:
             names |= dict.fromkeys(found.names)
             attributes |= found.attributes
             imports |= dict.fromkeys(found.imports)
+            assigns |= dict.fromkeys(found.assigns)
             if found.rebinds is not None and found.rebinds not in code.co_cellvars:
                 rebinds = found.rebinds
-    return Uses(tuple(names), frozenset(attributes), tuple(imports), rebinds)
+    return Uses(tuple(names), frozenset(attributes), tuple(imports), tuple(assigns), rebinds)
 
 
 def used_by(fn: Any) -> set[Any]:
     """What a function uses, and the functions among that use, and so on: each global as a pair, the id
     of its dict and its name; and the ids of their values."""
     found: set[Any] = set()
-    left = [fn]
-    while left:
-        plain = inspect.unwrap(left.pop())
-        if not isinstance(plain, FunctionType):
-            continue
+    for plain in functions_of(fn):
         names = plain.__globals__
         for name in uses(plain.__code__).names:
-            if (id(names), name) not in found:
-                value = names.get(name)
-                found |= {(id(names), name), id(value)}
-                left.append(value)
+            found |= {(id(names), name), id(names.get(name))}
     return found
+
+
+def functions_of(
+    fn: Any, enters: Callable[[FunctionType], bool] = lambda plain: True
+) -> list[FunctionType]:
+    """The function that is called as *fn*, the functions that it uses, and so on: those that one
+    *enters*."""
+    found: dict[int, FunctionType] = {}
+    left = [fn]
+    while left:
+        plain = left.pop()
+        while isinstance(plain, functools.partial | MethodType):
+            plain = plain.func if isinstance(plain, functools.partial) else plain.__func__
+        plain = inspect.unwrap(plain)
+        if isinstance(plain, FunctionType) and id(plain) not in found and enters(plain):
+            found[id(plain)] = plain
+            left += [plain.__globals__.get(name) for name in uses(plain.__code__).names]
+    return [*found.values()]
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from ..memory.mapping import map_file
 from ..memory.segment import array_in
 from ..plan.call import Access, Region
 from ..values.foreign import handed
+from . import settings
 
 
 class Prepared:
@@ -85,6 +86,11 @@ class PickledValue:
         apart = [pickle.PickleBuffer(buffer) for buffer in self._buffers]
         return PickledValue, (pickle.PickleBuffer(self._stream), apart)
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether the value is a stream and nothing else."""
+        return not self._buffers and not self.holds
+
     def load(self, key: str = "") -> Any:
         """What was pickled, for the only one that has it; for the executor with this *key*."""
         return _loaded(self._stream, self._buffers, key)
@@ -113,7 +119,7 @@ class Runner:
         self._key = key
         self._initializer = initializer
 
-    def __call__(self, task: PickledValue) -> tuple[Any]:
+    def __call__(self, task: PickledValue | tuple[Any, ...]) -> tuple[Any]:
         """The result of a task, in a tuple: what is none is an exception."""
         if self._initializer is not None and self._key not in _prepared:
             self._prepare(self._initializer)
@@ -161,9 +167,19 @@ def _class_completed(complete: Callable[[type, Any], type], kind: type, state: A
     return complete(kind, state)
 
 
-def _done(task: PickledValue, key: str) -> Any:
+_changes = 0  # of the settings that tasks bring
+
+
+def _done(task: PickledValue | tuple[Any, ...], key: str) -> Any:
+    """What a task returns: it is pickled, or beside its arguments is the pickle of its function."""
+    global _changes  # noqa: PLW0603  only one thread has tasks
     try:
-        fn, args, kwargs = task.load(key)
+        fn, args, kwargs, *changed = task if isinstance(task, tuple) else task.load(key)
+        if changed and changed[0] != _changes:
+            _changes = changed[0]
+            settings.apply(pickle.loads(changed[1]))
+        if isinstance(fn, bytes):
+            fn = function_of(fn, key)
         return fn(*args, **kwargs)
     except Exception:
         raise

@@ -69,13 +69,15 @@ class Space:
         module: the name of the module.
         importable: whether it can be imported by this name.
         installed: whether it is not the user's own: the workers import it themselves.
+        assigned: names that the initializer of the session assigns, so that each worker has its own.
     """
 
-    __slots__ = ("__weakref__", "importable", "installed", "module", "names", "number")
+    __slots__ = ("__weakref__", "assigned", "importable", "installed", "module", "names", "number")
 
     def __init__(self, number: int, names: dict[str, Any]) -> None:
         self.number: Final = number
         self.names: Final = names
+        self.assigned: set[str] = set()
         self.module: Final = str(names.get("__name__", "__main__"))
         module = sys.modules.get(self.module)
         self.importable: Final = self.module != "__main__" and getattr(module, "__dict__", None) is names
@@ -265,8 +267,8 @@ class _ForWorkers(Stream):
         names = {
             name: value
             for name in (() if space.installed else uses(fn.__code__).names)
-            if name in space.names and not self._current(space, name, value := space.names[name])
-            if not is_for_program(value)
+            if name in space.names and name not in space.assigned
+            if not self._current(space, name, value := space.names[name]) and not is_for_program(value)
         }
         cells: list[tuple[int, Any]] = []
         for cell in fn.__closure__ or ():

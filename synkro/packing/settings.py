@@ -1,17 +1,20 @@
 """Settings of Python, and of libraries, that functions use: the workers take them over.
 
 A worker is a fresh interpreter, without what the main process has changed at run time (how deep calls
-may nest, JAX's 64-bit mode, PyTensor's floatX, PyTorch's default dtype).  Here these settings are read
-from the imported libraries, and set in the worker: in libraries that it has imported, and for the
-others in the environment variables that they read when they are imported.
+may nest, what is logged and warned of, JAX's 64-bit mode, PyTensor's floatX, PyTorch's default dtype).
+Here these settings are read from the imported libraries, and set in the worker: in libraries that it has
+imported, and for the others in the environment variables that they read when they are imported.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
+import re
 import sys
+import warnings
 from typing import Any
 
 JAX = ("jax_enable_x64", "jax_default_matmul_precision", "jax_numpy_dtype_promotion")
@@ -20,13 +23,25 @@ PYTENSOR = ("floatX", "mode", "linker", "optimizer", "cxx", "on_unused_input", "
 PYTHON = [get for get in ("getrecursionlimit", "get_int_max_str_digits") if hasattr(sys, get)]
 """Functions of ``sys`` that read settings; older ones of Python 3.10 lack the last one."""
 
+_GETTERS = [getattr(sys, get) for get in PYTHON]
+
 _FLAGS = "PYTENSOR_FLAGS"
+
+_MARK: Any = "synkro"  # a key in a cache of logging's, which it clears as levels change
+
+_levelled: set[str] = set()  # on a worker: the loggers whose levels were set here
 
 
 def collected() -> dict[str, dict[str, Any]]:
     """The settings of Python, and of the libraries that this process has imported, by library."""
     setters = [get.replace("get", "set") for get in PYTHON]
-    found = {"sys": dict(zip(setters, _of_python(), strict=True))}
+    found: dict[str, dict[str, Any]] = {"sys": dict(zip(setters, _of_python(), strict=True))}
+    found["warnings"] = {"filters": [_described(each) for each in warnings.filters]}
+    if logging := sys.modules.get("logging"):
+        manager = logging.root.manager
+        loggers = [(name, getattr(each, "level", 0)) for name, each in [*manager.loggerDict.items()]]
+        levels = {"": logging.root.level, **{name: level for name, level in loggers if level}}
+        found["logging"] = {"levels": levels, "disable": manager.disable}
     for library, names in (("jax", JAX), ("pytensor", PYTENSOR)):
         config = getattr(sys.modules.get(library), "config", None)
         if config is not None:
@@ -38,19 +53,67 @@ def collected() -> dict[str, dict[str, Any]]:
     return found
 
 
-def changing() -> tuple[Any, ...]:
-    """The settings that programs may change between calls and that change what a call computes."""
-    jax, torch = sys.modules.get("jax"), sys.modules.get("torch")
+def changing() -> list[Any]:
+    """The settings that programs may change between calls and that change what a call does."""
+    modules = sys.modules
     found = _of_python()
-    if jax is not None:
+    found.append([*warnings.filters])
+    if (logging := modules.get("logging")) is not None:
+        cache = logging.root._cache
+        found.append(cache.get(_MARK) or cache.setdefault(_MARK, object()))
+    if (jax := modules.get("jax")) is not None:
         found += [getattr(jax.config, name, None) for name in JAX]
-    if torch is not None:
+    if (torch := modules.get("torch")) is not None:
         found.append(torch.get_default_dtype())
-    return tuple(found)
+    return found
 
 
 def _of_python() -> list[Any]:
-    return [getattr(sys, get)() for get in PYTHON]
+    return [get() for get in _GETTERS]
+
+
+def _described(each: Any) -> tuple[Any, ...]:
+    """A filter of warnings, by the module and the name of its category: nothing is imported for it."""
+    action, message, kind, module, line = each
+    return action, _pattern(message), (kind.__module__, kind.__qualname__), _pattern(module), line
+
+
+def _pattern(text: Any) -> str:
+    """The pattern of a text that is to be the whole, or of a compiled pattern; None is in all."""
+    return re.escape(text) + r"\Z" if isinstance(text, str) else getattr(text, "pattern", "")
+
+
+class _NamedCategory(type):
+    """The class of a category of warnings that is known by its name."""
+
+    named: tuple[str, str]
+
+    def __subclasscheck__(cls, other: type) -> bool:
+        return any((kind.__module__, kind.__qualname__) == cls.named for kind in other.__mro__)
+
+
+@functools.cache
+def _category(module: str, name: str) -> Any:
+    """The category of this name, which nobody may have imported yet."""
+    return _NamedCategory(name, (Warning,), {"named": (module, name)})
+
+
+def _set_filters(filters: list[tuple[Any, ...]]) -> None:
+    warnings.resetwarnings()
+    for action, message, named, module, line in filters:
+        warnings.filterwarnings(action, message, _category(*named), module, line, append=True)
+
+
+def _set_levels(levels: dict[str, int], disable: int) -> None:
+    """Have loggers these levels, by name, and others none that had one of the main process's."""
+    logging = importlib.import_module("logging")
+    for name in _levelled.difference(levels):
+        logging.getLogger(name).setLevel(logging.NOTSET)
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
+    logging.disable(disable)
+    _levelled.clear()
+    _levelled.update(levels)
 
 
 def apply(settings: dict[str, dict[str, Any]]) -> None:
@@ -58,6 +121,10 @@ def apply(settings: dict[str, dict[str, Any]]) -> None:
     for put, value in settings.get("sys", {}).items():
         with contextlib.suppress(RecursionError):  # it is less deep than this
             getattr(sys, put)(value)
+    if "warnings" in settings:
+        _set_filters(**settings["warnings"])
+    if "logging" in settings:
+        _set_levels(**settings["logging"])
     if "torch" in settings or "torch" in sys.modules:
         torch = importlib.import_module("torch")
         name = settings.get("torch", {}).get("default_dtype", "float32")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import mmap
 import os
 import pickle
@@ -22,11 +23,13 @@ from ..errors import OutputError, reason
 from ..ipc.block import AREA
 from ..ipc.descriptors import Descriptors, Inherited
 from ..ipc.listener import Listener
+from ..ipc.logs import LogSender
 from ..machine import importing
 from ..memory.interrupts import atomic
 from ..messages import Ack, Phase, Reply
 from ..packing.pickles import dumped
 from ..values.cache import Cache
+from .logs import send_logs
 from .rank import Rank
 from .terminal import end_lines, refuse_questions, write_lines
 from .workspace import end_as_child
@@ -52,6 +55,7 @@ def run(rank: int, hosts: Sequence[range], fds: Sequence[int]) -> None:
     descriptors = Descriptors(socket.socket(fileno=sock))
     several = len(hosts) > 1
     arena, wake = inherited.arena, inherited.wake_relay
+    send_logs(LogSender(functools.partial(os.write, sock), listener.note_logged))
     journal = Journal(arena, board_bytes(size), rank, hosts, wake) if several else None
     kind = HostsCommunicator if several else ShmCommunicator
     comm = kind(rank, size, arena, inherited.wakes, listener.answered, journal)

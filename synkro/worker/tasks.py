@@ -308,14 +308,14 @@ class Tasks(Task):
     def _wait(self, condition: Callable[[], bool]) -> None:
         self._listener.wake_main()
         self._rank.report(Phase.TAKING, 0)
-        self._listener.wait_for(condition)
+        self._listener.wait_for(condition, looks=not self._done or self._quota > 1)
 
     # ── results ──────────────────────────────────────────────────────────────────────────────────
 
     def _keep(self, value: Any, run: _Run) -> bool:
         """Add a result to those of the run; returns whether they should be handed over now."""
         give, together = run.results.append, run.together
-        if is_small(value):
+        if is_small(value[0] if self._plainly else value):
             give(value)
             return False
         if copies := together.copied(value):

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import CallTimeout, InternalError
-from ...ipc.block import AREA
+from ...ipc.block import AREA, LOGGED
 from ...ipc.channel import Controller, Lane
 from ...ipc.pool import SOCKET_PATIENCE, WorkerPool
+from ...ipc.waiting import Words
 from ...memory.interrupts import uninterrupted
 from ...memory.segment import Segment
 from ...messages import Deliver, Failed, Indirect, TooLong
@@ -35,8 +36,12 @@ class Post:
     _channel: Controller
     _directory: Directory
     _run: Callable[..., list[Any]]
+    _words: Words = field(init=False)
     _known: Unpickled[Any] = field(default_factory=lambda: Unpickled(loads))
     _last: dict[Lane, tuple[list[bytes], list[Any]]] = field(default_factory=dict)  # as pickles, too
+
+    def __post_init__(self) -> None:
+        self._words = self._channel.words
 
     def send(self, payload: bytes, segments: Segments, lane: Lane, late: int | None = None) -> None:
         """Send a pickled command, and before it what the ranks are to know of memory.
@@ -81,8 +86,12 @@ class Post:
     def read(self, lane: Lane) -> list[Any]:
         """The replies of the ranks of *lane*: the same list as long as the same ones come.
 
+        What they have logged by then is handed over first.
+
         Raises: the error of the rank that failed.
         """
+        if self._words[LOGGED]:
+            self.hear_logs()
         payloads = lane.replies()
         last = self._last.get(lane)
         if last is not None and last[0] is payloads:
@@ -93,6 +102,12 @@ class Post:
         if not any(isinstance(self._known[payload], TooLong) for payload in payloads):
             self._last[lane] = payloads, replies
         return replies
+
+    def hear_logs(self) -> None:
+        """Hand over what the workers have logged until now."""
+        if self._words[LOGGED]:
+            self._channel.forget_logged()
+            self._pool.hear_logs()
 
     def unpickled(self, lane: Lane) -> list[Any]:
         """The replies of the ranks of *lane*, those that are too long for the block fetched."""

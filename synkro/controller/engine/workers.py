@@ -45,6 +45,10 @@ class Workers:
         """What the workers print does not say of which rank it is."""
         self._pool.be_anonymous()
 
+    def hear_logs(self) -> None:
+        """Hand over what the workers have logged until now, while a command goes on."""
+        self._post.hear_logs()
+
     def bury(self, rank: int) -> None:
         """The worker of *rank* has died, or is killed now, and owes no answer any more."""
         with uninterrupted():

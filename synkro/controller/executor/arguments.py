@@ -12,6 +12,7 @@ import pickle
 import sys
 import threading
 import weakref
+from collections.abc import Sequence
 from concurrent.futures import Future
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from ...memory.files import file_of
 from ...memory.segment import Segment
 from ...packing.code import uses
 from ...packing.futures import LentArray, PickledValue, function_of, mapped, opened, proxy, settled
-from ...packing.kinds import reduces_itself
+from ...packing.kinds import SIMPLE, reduces_itself
 from ...packing.pickles import (
     OUT_OF_BAND,
     ByValue,
@@ -43,12 +44,22 @@ from ..variables.shared import Shared
 _LARGE = 1 << 20  # bytes of an array that several tasks map instead of having copies
 _KNOWN = 256  # arrays, and classes, that are remembered
 
+_DEEP, _FEW = 4, 64  # how deep plain arguments are looked at, and how many entries of each container
+
 _BY_NAME = ("synkro.", "cloudpickle.")  # modules whose functions the workers have
 
 _NEVER_USUAL = (
     *(type, FunctionType, CodeType, functools.cached_property, Future, io.IOBase),
     *(np.memmap, Data, Shared),
 )
+
+
+class PickledTask(NamedTuple):
+    """A task as an item of a map: its pickle, beside its large buffers, and what is to live as long."""
+
+    stream: bytes
+    buffers: list[memoryview]
+    holds: Sequence[Any]
 
 
 class TaskPickler:
@@ -82,6 +93,20 @@ class TaskPickler:
         writer = _Writer(stream, kept_apart(buffers), self, often)
         writer.dump(value)
         return PickledValue(stream.getvalue(), buffers, writer.holds)
+
+    def task(self, fn: Any, *rest: Any) -> PickledTask:
+        """A function, its arguments, and settings, as an item of a map.  Raises: as ``pickled``."""
+        kind, head = type(fn), None
+        if kind is FunctionType:
+            head = fn if _is_named(fn) else self.known(fn)
+        elif kind is BuiltinFunctionType and type(fn.__self__) is ModuleType:
+            head = fn
+        if head is not None and all(_is_plain(each, _DEEP) for each in rest):
+            return PickledTask(pickle.dumps(((head, *rest),), 5), [], ())
+        value = self.pickled((fn, *rest))
+        buffers = list[memoryview]()
+        stays = kept_apart(buffers, OUT_OF_BAND)
+        return PickledTask(pickle.dumps((value,), 5, buffer_callback=stays), buffers, value.holds)
 
     def known(self, fn: FunctionType) -> bytes | None:
         """The pickle of a function that is as it was when this was kept; None of others."""
@@ -201,6 +226,33 @@ class TaskPickler:
         return mapped, (place, array.dtype, mode, offset, array.shape, order)
 
 
+def _is_plain(value: Any, deep: int) -> bool:
+    """Whether pickle alone does with *value* what it should: numbers, strings, small arrays, and tuples,
+    lists and dicts of a few of these, one in the other, if they are no deeper than *deep*."""
+    kind = type(value)
+    if kind in SIMPLE:
+        return True
+    if kind is np.ndarray:
+        dtype = value.dtype
+        return value.nbytes < _LARGE and dtype.kind in "biufcSUmM" and dtype.metadata is None
+    if kind is tuple or kind is list:
+        return deep > 0 and len(value) <= _FEW and all(_is_plain(each, deep - 1) for each in value)
+    if kind is dict:
+        return deep > 0 and len(value) <= _FEW and _is_plain([*value, *value.values()], deep)
+    if kind is PickledValue:
+        return bool(value.is_alone)
+    return isinstance(value, np.number | np.bool_) and kind is value.dtype.type
+
+
+def _is_named(obj: Any) -> bool:
+    """Whether the workers have a function, or a class, by its name in a module, as pickle does."""
+    name = obj.__module__
+    if name == "__main__" or cloudpickle.list_registry_pickle_by_value():
+        return bool(name) and name.startswith(_BY_NAME)
+    module = sys.modules.get(name)
+    return module is not None and vars(module).get(obj.__qualname__) is obj
+
+
 def _unusual(obj: Any) -> Any:
     """What to reduce an object to that has a way of its own; None if pickle takes it by itself."""
     if isinstance(obj, functools._lru_cache_wrapper) and not _has_name(obj):
@@ -313,7 +365,7 @@ def _is_fixed(fn: FunctionType, used: dict[FunctionType, _Used]) -> bool:
     found = uses(fn.__code__)
     keywords = dict(fn.__kwdefaults__ or {})
     given = (*(fn.__defaults__ or ()), *keywords.values())
-    if fn.__closure__ or vars(fn) or found.rebinds or not all(type(v) in _ATOMS for v in given):
+    if fn.__closure__ or vars(fn) or found.assigns or not all(type(v) in _ATOMS for v in given):
         return False
     names = {name: fn.__globals__.get(name, _NOTHING) for name in found.names}
     used[fn] = _Used(fn.__code__, fn.__defaults__, keywords, names)
@@ -355,6 +407,8 @@ class _Writer(ByValue):
         cls, arguments = type(obj), self._arguments
         if cls in arguments.usual:
             return NotImplemented
+        if (cls is FunctionType or cls is type) and _is_named(obj):
+            return NotImplemented
         if cls is FunctionType:
             return self._function(obj)
         if cls is CodeType:
@@ -365,8 +419,6 @@ class _Writer(ByValue):
         return super().reducer_override(obj) if reduced is None else reduced
 
     def _function(self, fn: FunctionType) -> Any:
-        if (fn.__module__ or "").startswith(_BY_NAME):
-            return NotImplemented
         if not self._whole and (stream := self._arguments.known(fn)) is not None:
             return function_of, (stream, self._arguments.key)
         reduced = super().reducer_override(fn)
@@ -376,10 +428,3 @@ class _Writer(ByValue):
             self._arguments.keep(fn)
         make, args, state, _, _, complete = reduced
         return make, args, (self._arguments.key, complete, state), None, None, settled
-
-
-def sent(value: PickledValue) -> tuple[bytes, list[memoryview]]:
-    """A task as an item of a map: the pickle, beside its large buffers."""
-    buffers = list[memoryview]()
-    stays = kept_apart(buffers, OUT_OF_BAND)
-    return pickle.dumps((value,), 5, buffer_callback=stays), buffers

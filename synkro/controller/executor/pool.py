@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import pickle
 import sys
 import threading
 import traceback
@@ -21,12 +22,13 @@ import numpy as np
 
 from ...errors import A_LINE, SessionClosed, SessionError, WorkerDied, WorkerError, cut, shown
 from ...ipc.process import BROKEN
-from ...packing.futures import NotPrepared, PickledValue, Runner, Wrapped
+from ...packing import settings
+from ...packing.futures import NotPrepared, Runner, Wrapped
 from ..calls.function import name_of
 from ..session import Session
 from ..tasks.source import Item, ItemPickler, ItemSource
 from ..tasks.wishes import Wishes
-from .arguments import TaskPickler, sent
+from .arguments import PickledTask, TaskPickler
 
 _ANEW = "make a new Executor."
 _CLOSED = f"cannot schedule new futures after shutdown: {_ANEW}"
@@ -41,22 +43,27 @@ _CURE = (
 class Submitted(Item):
     """A function with its arguments, and the future of its result."""
 
-    __slots__ = ("_pickled", "args", "called", "fn", "future", "kwargs")
+    __slots__ = ("_pickled", "_settings", "args", "called", "fn", "future", "kwargs")
 
     def __init__(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], called: Any) -> None:
         """*called* is the function of the user's, as errors name it."""
         self.fn, self.args, self.kwargs, self.called = fn, args, kwargs, called
         self.future: Future[Any] = Future()
-        self._pickled: PickledValue | None = None  # as long as workers may need it
+        self._settings: tuple[Any, ...] = ()
+        self._pickled: PickledTask | None = None  # as long as workers may need it
+
+    def run_under(self, *settings: Any) -> None:
+        """Note the settings that the workers may lack."""
+        self._settings = settings
 
     def pickle(self, arguments: TaskPickler) -> None:
         """Pickle the task.  Raises: what pickling raises."""
-        self._pickled = arguments.pickled((self.fn, self.args, self.kwargs))
+        self._pickled = arguments.task(self.fn, self.args, self.kwargs, *self._settings)
 
     def sent(self) -> tuple[bytes, list[memoryview]]:
         """The pickle, beside its large buffers."""
         assert self._pickled is not None
-        return sent(self._pickled)
+        return self._pickled.stream, self._pickled.buffers
 
     def __repr__(self) -> str:
         args = self.args if self.fn is self.called else self.args[1][0]  # of a chunk the first item
@@ -122,6 +129,8 @@ class TaskPool(ItemSource):
         self._is_over = False  # whether no task will run any more
         self._lock = threading.RLock()  # also for a callback of garbage collection, at any step
         self._process = os.getpid()
+        self._settings = settings.changing()  # those of the last task
+        self._changed: tuple[int, bytes] | None = None  # how often they have changed, and what they are
         first = None if prepare is None else self.arguments.pickled(prepare, often=True)
         self._first = first  # and what it holds
         self._map = session.maps.serve(Runner(self.arguments.key, first), self, wishes)
@@ -142,6 +151,12 @@ class TaskPool(ItemSource):
                 raise self._broken_error(self.broken)
             if self._closed:
                 raise SessionClosed(_CLOSED)
+            if (now := settings.changing()) != self._settings:
+                self._settings = now
+                times = self._changed[0] if self._changed is not None else 0
+                self._changed = times + 1, pickle.dumps(settings.collected(), 5)
+            if self._changed is not None:
+                task.run_under(*self._changed)
             self._waiting.append(task)
             self._channel.everyone.look_again()
 

@@ -27,6 +27,7 @@ from ..calls.distribution import SentFunction
 from ..calls.planner import Planned
 from ..engine.engine import Engine, State
 from ..engine.failures import first_failure, worker_error
+from ..engine.nesting import operation
 from ..engine.turns import is_past
 from ..objects.values import SharedByTasks
 from ..progress import Progress
@@ -191,7 +192,7 @@ class Map:
                 self._until = None
         if not self._open:
             return
-        if not self._is_due():
+        if not self._collected.is_next_there:
             held, order = self._collected.held, self._collected.order
             enough = 0 if order is ResultOrder.ANY else feed.threshold(held)
             engine.channel.expect(self._collected.awaited, enough)
@@ -264,8 +265,8 @@ class Map:
         if not self._open:
             return False
         self._collect_some()
-        unanswered = len(self._engine.everyone.unanswered())
-        if unanswered == 0 or (unanswered < self._engine.size and not self._ending):
+        everyone = self._engine.everyone
+        if everyone.has_answers() and not (self._ending and everyone.unanswered()):
             return True
         if self._deaths.have_lost:
             return True
@@ -280,13 +281,20 @@ class Map:
         """Take the results that have come, unless the program has enough: the workers wait with more."""
         self._looked = time.perf_counter()
         self._take_found()
+        if not self._queue.has_news:
+            return
         if self._collected.held <= _HELD or not self._collected.is_next_there:
-            self._collect()
+            self._collect(told=True)
 
-    def _collect(self) -> None:
-        """Take the results that have come."""
+    def _collect(self, told: bool = False) -> None:
+        """Take the results that have come; if *told*, those that workers have told of."""
         self._engine.require_ready()  # a signal handler may have closed the session
-        self._outcomes.take()
+        if self._outcomes.take(told):
+            self._hear_logs()
+
+    @operation(unbroken=True)
+    def _hear_logs(self) -> None:
+        self._engine.workers.hear_logs()
 
     def _take_found(self) -> None:
         """Take the results that the checkpoint has."""

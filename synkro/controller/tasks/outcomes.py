@@ -71,15 +71,18 @@ class Outcomes:
         """The failure is told."""
         self.failure = None
 
-    def take(self) -> None:
-        """Take the results that have come."""
-        for run in self._queue.collect():
+    def take(self, told: bool = True) -> bool:
+        """Take the results that have come; if *told*, those that workers have told of.  Returns whether
+        there were some."""
+        found = self._queue.collect(told)
+        for run in found:
             if run.rank >= 0:
                 self._read_block(run.rank)
             values, nbytes = self._unpickled(run), run.pickles.nbytes
             self.came += 1
             if values and self._feed.awaits(run.slot):
                 self._keep(run.slot, run.first, values, nbytes, run.pickles.kind == FAILED)
+        return bool(found)
 
     def _keep(self, slot: int, first: int, values: list[Any], nbytes: int, failed: bool) -> None:
         """Keep results of the batch in *slot*, from item number *first* on; or failures, which do not go

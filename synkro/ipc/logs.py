@@ -1,0 +1,182 @@
+"""What workers log and warn of, brought to the main program.
+
+::
+
+    worker                                                  main process
+    ──────                                                  ────────────
+    LogSender.send ─▶ [ the socket of the worker ] ─▶ LogReceiver.feed ─▶ handlers of the logger,
+                                                                         or the filters of warnings
+
+The worker has dropped what the main program's levels and filters leave out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import struct
+import sys
+import threading
+import traceback
+import warnings
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..memory.interrupts import uninterrupted
+
+_LENGTH = struct.Struct("=I")
+_MOST = 1000  # warnings of which is known how often they were shown
+
+
+class Logged(NamedTuple):
+    """A record of a logger's: its attributes, but for the rank."""
+
+    attributes: dict[str, Any]
+
+
+class Warned(NamedTuple):
+    """A warning, and the module and the name of each of its classes, the nearest first.
+
+    *module* is the name of that which has given it.
+    """
+
+    text: str
+    kinds: tuple[tuple[str, str], ...]
+    filename: str
+    line: int
+    module: str | None
+
+
+class LogSender:
+    """The end of a worker's, whose threads may all send."""
+
+    def __init__(self, write: Callable[[memoryview], int], tell: Callable[[], None]) -> None:
+        """*write* writes some of what it gets, and returns how much; *tell* says that something is
+        there."""
+        self._write = write
+        self._tell = tell
+        self._lock = threading.RLock()
+        self._waiting: deque[bytes] = deque()
+        self._sends = False
+
+    def send(self, message: Logged | Warned) -> None:
+        """Raises: what pickling raises; OSError."""
+        stream = pickle.dumps(message, 5)
+        self._waiting.append(_LENGTH.pack(len(stream)) + stream)
+        with self._lock, uninterrupted():
+            if self._sends:  # a signal handler logs in the middle of this
+                return
+            self._sends = True
+            try:
+                while self._waiting:
+                    rest = memoryview(self._waiting.popleft())
+                    while rest:
+                        rest = rest[self._write(rest) :]
+            finally:
+                self._sends = False
+            self._tell()
+
+
+class Warnings:
+    """The warnings of all ranks: what all warn of is shown as often as one of them does, and the main
+    program's filters say how often that is."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Warned, dict[int, int]] = {}
+        self._registries: dict[str, dict[Any, Any]] = {}  # what was shown, by file
+
+    def show(self, rank: int, warned: Warned) -> None:
+        """Show a warning that a rank has given, unless it was shown."""
+        if not self._is_new(rank, warned):
+            return
+        kind = _found(warned.kinds)
+        where = warned.filename, warned.line
+        registry = self._registries.setdefault(warned.filename, {})
+        try:
+            warnings.warn_explicit(_made(kind, warned.text), kind, *where, warned.module, registry)
+        except kind as error:  # since when it was given, such have become errors
+            warnings.showwarning(error, kind, *where)
+
+    def _is_new(self, rank: int, warned: Warned) -> bool:
+        """Whether this is the first rank that gives a warning for so many times; it counts."""
+        counts = self._counts.pop(warned, {})
+        self._counts[warned] = counts  # the last one that is forgotten
+        if len(self._counts) > _MOST:
+            del self._counts[next(iter(self._counts))]
+        before = max(counts.values(), default=0)
+        counts[rank] = counts.get(rank, 0) + 1
+        return counts[rank] > before
+
+
+class LogReceiver:
+    """The end of the main process, for one worker.
+
+    Attributes:
+        rank: the worker's.
+        target: "log", beside "stdout" and "stderr".
+        ended: is set when no more will come.
+    """
+
+    target = "log"
+
+    def __init__(self, rank: int, warned: Warnings, write: Callable[[list[str]], None]) -> None:
+        """*write* writes lines to the user's stderr, where no handler does."""
+        self.rank = rank
+        self.ended = threading.Event()
+        self._warnings = warned
+        self._write = write
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> None:
+        """Hand over what has come whole."""
+        self._rest += chunk
+        while len(self._rest) >= _LENGTH.size:
+            stop = _LENGTH.size + _LENGTH.unpack_from(self._rest)[0]
+            if len(self._rest) < stop:
+                break
+            stream, self._rest = self._rest[_LENGTH.size : stop], self._rest[stop:]
+            try:
+                self._hand_over(pickle.loads(stream))
+            except Exception:  # of a filter, or of unpickling: as handlers do, which raise nothing
+                with contextlib.suppress(Exception):
+                    self._write(traceback.format_exc().splitlines())
+
+    def _hand_over(self, message: Logged | Warned) -> None:
+        if isinstance(message, Logged):
+            self._log(message.attributes)
+        else:
+            self._warnings.show(self.rank, message)
+
+    def _log(self, attributes: dict[str, Any]) -> None:
+        import logging  # noqa: PLC0415  it takes a while, and few programs log in workers
+
+        record = logging.makeLogRecord(attributes | {"rank": self.rank})
+        logger = logging.getLogger(record.name)
+        if not logger.isEnabledFor(record.levelno):
+            return
+        if logger.hasHandlers():
+            logger.handle(record)
+        elif logging.lastResort is not None and record.levelno >= logging.lastResort.level:
+            self._write(logging.Formatter(logging.BASIC_FORMAT).format(record).splitlines())
+
+
+def _found(kinds: tuple[tuple[str, str], ...]) -> type[Warning]:
+    """The nearest class of a warning that this process has."""
+    for module, name in kinds:
+        found: Any = sys.modules.get(module)
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if isinstance(found, type) and issubclass(found, Warning):
+            return found
+    return Warning
+
+
+def _made(kind: type[Warning], text: str) -> Warning:
+    """A warning of a class with a text, whatever its constructor wants."""
+    made = kind.__new__(kind, text)
+    made.args = (text,)
+    try:
+        return made if str(made) == text else Warning(text)
+    except Exception:  # its text comes from something else
+        return Warning(text)

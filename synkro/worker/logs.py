@@ -1,0 +1,70 @@
+"""On a worker, log records and warnings go to the main program."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+from types import FrameType
+from typing import Any
+
+from ..ipc.logs import Logged, LogSender, Warned
+
+
+class _ToMain(logging.Handler):
+    """Sends records to the main program, prepared as by ``logging.handlers.QueueHandler``."""
+
+    def __init__(self, sender: LogSender) -> None:
+        super().__init__()
+        self._sender = sender
+        self._pid = os.getpid()
+        self._queue: Any = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            if os.getpid() != self._pid:  # a fork, which does not share the way
+                print(logging.Formatter(logging.BASIC_FORMAT).format(record), file=sys.stderr)
+                return
+            if self._queue is None:
+                from logging.handlers import QueueHandler  # noqa: PLC0415  few workers log
+
+                nowhere: Any = None
+                self._queue = QueueHandler(nowhere)
+            self._sender.send(Logged(vars(self._queue.prepare(record))))
+        except Exception:
+            self.handleError(record)
+
+
+def _module_at(filename: str, line: int, frame: FrameType | None) -> str | None:
+    """The name of the module whose code stands there now: that of *frame*, or of a caller of it."""
+    while frame is not None:
+        if frame.f_lineno == line and frame.f_code.co_filename == filename:
+            name: str | None = frame.f_globals.get("__name__")
+            return name
+        frame = frame.f_back
+    return None
+
+
+def send_logs(sender: LogSender) -> None:
+    """Send what this process logs from now on, and what it warns of."""
+    logging.root.addHandler(_ToMain(sender))
+    pid = os.getpid()
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: Any = None,
+        line: str | None = None,
+    ) -> None:
+        if file is None and os.getpid() == pid:
+            kinds = tuple((kind.__module__, kind.__qualname__) for kind in category.__mro__)
+            module = _module_at(filename, lineno, sys._getframe(1))
+            sender.send(Warned(str(message), kinds, filename, lineno, module))
+        else:
+            text = warnings.formatwarning(message, category, filename, lineno, line)
+            print(text, end="", file=file or sys.stderr)
+
+    warnings.showwarning = show

@@ -1,0 +1,99 @@
+"""What workers on other hosts log and warn of."""
+
+import logging
+import os
+import warnings
+
+import numpy as np
+import pytest
+
+import synkro as synk
+
+pytestmark = [pytest.mark.hosts, pytest.mark.counted_once]
+
+HOSTS = ["localhost:1", "localhost:1"]
+
+log = logging.getLogger("tests.logs")
+
+
+@pytest.fixture(scope="module")
+def session():
+    with synk.Session(2, hosts=HOSTS, verbose=False, timeout=60, start_timeout=60) as session:
+        yield session
+
+
+class Kept(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.said = []
+
+    def emit(self, record):
+        self.said.append((record.getMessage(), record.rank))
+
+
+@pytest.fixture
+def kept():
+    handler = Kept()
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    yield handler
+    log.removeHandler(handler)
+    log.setLevel(logging.NOTSET)
+
+
+def test_records_are_there_when_the_call_returns(session, kept):
+    f = session.function(lambda x: log.info("has %d rows", len(x)), outputs=[])
+    for _ in range(20):
+        f(np.zeros(6))
+        assert sorted(kept.said) == [("has 3 rows", 0), ("has 3 rows", 1)]
+        kept.said.clear()
+
+
+def test_many_and_large_ones_come_in_order(session, kept):
+    def task():
+        log.info("x" * (1 << 20))
+        for n in range(1000):
+            log.info(n)
+
+    session.function(task, outputs=[])()
+    for rank in range(2):
+        first, *others = (text for text, of in kept.said if of == rank)
+        assert len(first) == 1 << 20
+        assert [*map(int, others)] == list(range(1000))
+
+
+def test_levels_and_filters_are_those_of_now(session, kept):
+    def task():
+        log.debug("detail")
+        warnings.warn("careful", stacklevel=1)
+
+    f = session.function(task, outputs=[])
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("default")
+        f()
+        assert kept.said == []
+        log.setLevel(logging.DEBUG)
+        f()
+    assert sorted(kept.said) == [("detail", 0), ("detail", 1)]
+    assert [(str(each.message), each.filename) for each in found] == [("careful", __file__)]
+
+
+def test_tasks_log(session, kept):
+    def task(n):
+        log.info(n)
+        return os.getpid()
+
+    pids = session.map(task, range(200))
+    assert sorted(int(text) for text, _ in kept.said) == list(range(200))
+    assert {rank for _, rank in kept.said} == {session.pids.index(pid) for pid in pids}
+
+
+def test_records_of_a_call_that_fails_come_before_its_error(session, kept):
+    def task():
+        log.info("begun")
+        if synk.rank():
+            raise ValueError("ended")
+
+    with pytest.raises(synk.WorkerError):
+        session.function(task, outputs=[])()
+    assert ("begun", 1) in kept.said

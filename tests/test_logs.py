@@ -1,0 +1,448 @@
+"""What workers log and warn of, in the main program."""
+
+import logging
+import logging.handlers
+import os
+import signal
+import sys
+import threading
+import warnings
+
+import numpy as np
+import pytest
+
+import synkro as synk
+from support.sessions import two_mapping
+from support.waiting import Watch, wait_until
+
+two_forked = two_mapping
+
+
+class Kept(logging.Handler):
+    """Keeps records."""
+
+    def __init__(self):
+        super().__init__()
+        self.records = []
+
+    def emit(self, record):
+        self.records.append(record)
+
+    @property
+    def said(self):
+        return [(record.levelname, record.getMessage(), record.rank) for record in self.records]
+
+
+log = logging.getLogger("tests.logs")
+
+
+@pytest.fixture
+def kept():
+    """A handler of ``log``, which has level INFO."""
+    handler = Kept()
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    yield handler
+    log.removeHandler(handler)
+    log.setLevel(logging.NOTSET)
+
+
+def both(level, text):
+    return sorted((level, text, rank) for rank in range(2))
+
+
+# ── records ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_records_are_there_when_the_call_returns(two, kept):
+    f = synk.function(lambda x: log.info("has %d rows", len(x)), outputs=[])
+    for _ in range(20):
+        f(np.zeros(6))
+        assert sorted(kept.said) == both("INFO", "has 3 rows")
+        kept.records.clear()
+
+
+def test_records_come_in_order(two, kept):
+    def task():
+        for n in range(1000):
+            log.info(n)
+
+    log.info("before", extra={"rank": "main"})
+    synk.function(task, outputs=[])()
+    log.info("after", extra={"rank": "main"})
+    assert kept.said[0][1:] == ("before", "main")
+    assert kept.said[-1][1:] == ("after", "main")
+    for rank in range(2):
+        assert [int(text) for _, text, of in kept.said if of == rank] == list(range(1000))
+
+
+def test_levels_are_those_of_now(two, kept):
+    def task():
+        found = [log.isEnabledFor(level) for level in (logging.DEBUG, logging.INFO, logging.ERROR)]
+        log.debug("detail")
+        log.info("more")
+        return found
+
+    f = synk.function(task, outputs=None)
+    assert f() == [[False, True, True]] * 2
+    assert sorted(kept.said) == both("INFO", "more")
+    log.setLevel(logging.DEBUG)
+    assert f() == [[True, True, True]] * 2
+    logging.disable(logging.INFO)
+    try:
+        assert f() == [[False, False, True]] * 2
+    finally:
+        logging.disable(logging.NOTSET)
+    log.setLevel(logging.NOTSET)  # the level is that of the root, which is WARNING
+    kept.records.clear()
+    assert f() == [[False, False, True]] * 2
+    assert kept.said == []
+
+
+def test_a_logger_that_is_made_later(two):
+    name = f"tests.logs.later{os.getpid()}"
+
+    def task():
+        logging.getLogger(name).debug("here")
+
+    f = synk.function(task, outputs=[])
+    f()
+    handler = Kept()
+    logging.getLogger(name).addHandler(handler)
+    logging.getLogger(name).setLevel(logging.DEBUG)
+    f()
+    assert sorted(handler.said) == both("DEBUG", "here")
+
+
+def test_what_a_record_carries(two, kept):
+    def task():
+        try:
+            1 / 0
+        except ZeroDivisionError:
+            log.exception("failed on %s", "this", extra={"where": (1, 2)}, stack_info=True)
+
+    synk.function(task, outputs=[])()
+    record = kept.records[0]
+    assert record.where == (1, 2)
+    assert record.funcName == "task"
+    assert record.process in two.pids
+    text = record.getMessage()
+    assert text.startswith("failed on this\nTraceback (most recent call last):\n")
+    assert "ZeroDivisionError: division by zero" in text
+    assert "Stack (most recent call last)" in text
+    assert (record.args, record.exc_info) == (None, None)
+
+
+def test_what_cannot_be_pickled_is_said_as_by_the_standard_library(two, kept, capfd):
+    f = synk.function(lambda: log.info("with a lock", extra={"lock": threading.Lock()}), outputs=[])
+    f()
+    assert kept.said == []
+    assert wait_until(lambda: _err(capfd).count("--- Logging error ---") == 2)
+    assert "cannot pickle '_thread.lock' object" in _err(capfd)
+
+
+class _Odd:
+    """Is unpickled by no one but who has made it."""
+
+    def __reduce__(self):
+        return _made_by, (os.getpid(),)
+
+
+def _made_by(pid):
+    if pid != os.getpid():
+        raise RuntimeError(f"made by {pid}")
+
+
+def test_what_cannot_be_unpickled_is_said(two, kept, capfd):
+    def task():
+        log.info("odd", extra={"odd": _Odd()})
+        log.info("even")
+
+    synk.function(task, outputs=[])()
+    assert sorted(kept.said) == both("INFO", "even")
+    assert _err(capfd).count("RuntimeError: made by") == 2
+
+
+def test_where_nobody_handles_records_lines_say_all(two, capfd, monkeypatch):
+    monkeypatch.setattr(logging.root, "handlers", [])
+    f = synk.function(lambda: (log.info("not this"), log.warning("careful\nhere")), outputs=[])
+    f()
+    err = _err(capfd)
+    for rank in range(2):
+        assert f"[rank {rank}] WARNING:tests.logs:careful\n[rank {rank}] here\n" in err
+    assert "not this" not in err
+
+
+def test_filters_and_handlers_that_raise(two, kept, capfd):
+    class Broken(logging.Handler):
+        def emit(self, record):
+            raise OSError("the disk is full")
+
+    def refuse(record):
+        raise ValueError("no such record")
+
+    f = synk.function(lambda: log.info("x") or 7.0, outputs="mean")
+    broken = Broken()
+    log.addHandler(broken)
+    try:
+        assert f() == 7
+        assert _err(capfd).count("OSError: the disk is full") == 2
+    finally:
+        log.removeHandler(broken)
+    log.addFilter(refuse)
+    try:
+        assert f() == 7
+        assert _err(capfd).count("ValueError: no such record") == 2
+    finally:
+        log.removeFilter(refuse)
+    kept.records.clear()
+    assert f() == 7
+    assert sorted(kept.said) == both("INFO", "x")
+
+
+def test_a_handler_that_calls_a_function_is_told(two, capfd):
+    class Calls(logging.Handler):
+        def emit(self, record):
+            try:
+                f()
+            except Exception:
+                self.handleError(record)
+
+    f = synk.function(lambda: log.warning("x") or 7.0, outputs="mean")
+    handler = Calls()
+    log.addHandler(handler)
+    try:
+        with Watch():
+            assert f() == 7
+        assert wait_until(lambda: "in the middle of another one" in _err(capfd) or True)
+    finally:
+        log.removeHandler(handler)
+    assert f() == 7
+
+
+def test_a_handler_that_waits_keeps_no_call_waiting_for_ever(two):
+    go = threading.Event()
+
+    class Waits(logging.Handler):
+        def emit(self, record):
+            go.wait(30)
+
+    f = synk.function(lambda: log.warning("x") or 7.0, outputs="mean")
+    handler = Waits()
+    log.addHandler(handler)
+    try:
+        thread = threading.Thread(target=f)
+        thread.start()
+        go.set()
+        thread.join()
+    finally:
+        log.removeHandler(handler)
+    assert f() == 7
+
+
+def test_large_records_and_many(two, kept):
+    def task():
+        log.info("x" * (1 << 21))
+        for _ in range(3000):
+            log.info("small")
+
+    with Watch():
+        synk.function(task, outputs=[])()
+    assert [len(record.getMessage()) for record in kept.records].count(1 << 21) == 2
+    assert len(kept.records) == 2 * 3001
+
+
+def test_threads_and_signal_handlers_of_a_worker(two, kept):
+    def task():
+        def some(thread):
+            for n in range(200):
+                log.info("%d %s", thread, str(n) * 100)
+
+        threads = [threading.Thread(target=some, args=(n,)) for n in range(4)]
+        before = signal.signal(signal.SIGALRM, lambda *_: log.info("alarm"))
+        signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+        try:
+            for thread in threads:
+                thread.start()
+            some(4)
+            for thread in threads:
+                thread.join()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+    with Watch():
+        synk.function(task, outputs=[])()
+    texts = [record.getMessage() for record in kept.records if record.getMessage() != "alarm"]
+    assert sorted(texts) == sorted(2 * [f"{t} {str(n) * 100}" for t in range(5) for n in range(200)])
+
+
+def test_a_fork_of_a_worker_writes_lines(two, kept, capfd):
+    def task():
+        pid = os.fork()
+        if not pid:
+            log.warning("from a child")
+            warnings.warn("of a child", stacklevel=1)
+            os._exit(0)
+        os.waitpid(pid, 0)
+
+    synk.function(task, outputs=[])()
+    assert wait_until(lambda: _err(capfd).count("WARNING:tests.logs:from a child") == 2)
+    assert _err(capfd).count("UserWarning: of a child") == 2
+    assert kept.said == []
+
+
+def test_records_of_a_call_that_fails_come_before_its_error(two, kept):
+    def task():
+        log.info("begun")
+        raise ValueError("ended")
+
+    with pytest.raises(synk.WorkerError):
+        synk.function(task, outputs=[])()
+    assert ("INFO", "begun", 0) in kept.said
+
+
+@pytest.mark.counted_once
+def test_records_of_a_worker_that_dies(kept):
+    def task():
+        if synk.rank():
+            log.info("last words")
+            os._exit(3)
+
+    with synk.Session(2, devices="cpu", verbose=False) as session:
+        with pytest.raises(synk.WorkerDied):
+            session.function(task, outputs=[])()
+        assert kept.said == [("INFO", "last words", 1)]
+
+
+def test_tasks_log(two, kept):
+    def task(n):
+        log.info("item %d", n)
+        return n
+
+    assert two.map(task, range(500)) == list(range(500))
+    assert sorted(text for _, text, _ in kept.said) == sorted(f"item {n}" for n in range(500))
+    kept.records.clear()
+    for n, _ in enumerate(two.imap(task, range(50))):
+        assert f"item {n}" in [text for _, text, _ in kept.said]
+
+
+def test_tasks_of_an_executor_log(kept):
+    def task(n):
+        log.info("item %d", n)
+        warnings.warn("once", stacklevel=1)
+
+    with synk.Executor(2) as executor:
+        executor.submit(abs, 1).result()
+
+        def run():
+            for n in range(10):
+                executor.submit(task, n).result()
+                assert kept.said[-1][1] == f"item {n}"
+
+        assert [text for _, text, *_ in shown("default", 1, run)] == ["once"]
+        assert shown("ignore", 1, run) == []
+        with pytest.raises(UserWarning, match="once"):
+            shown("error", 1, run)
+
+
+# ── warnings ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def shown(action, count, f):
+    """The warnings that calls of *f* give, where the filters say *action*."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter(action)
+        for _ in range(count):
+            f()
+    return [(each.category, str(each.message), each.filename, each.lineno) for each in found]
+
+
+def test_warnings_come_once_and_at_their_line(two):
+    def task():
+        warnings.warn("careful")
+
+    line = task.__code__.co_firstlineno + 1
+    f = synk.function(task, outputs=[])
+    assert shown("default", 3, f) == [(UserWarning, "careful", __file__, line)]
+
+
+def test_as_often_as_one_rank_shows_it(two):
+    f = synk.function(lambda: warnings.warn("always", stacklevel=1), outputs=[])
+    assert len(shown("always", 3, f)) == 3
+    assert shown("ignore", 3, f) == []
+
+
+def test_warnings_that_are_errors_are_raised_there(two):
+    f = synk.function(lambda: warnings.warn("as an error", stacklevel=1), outputs=[])
+    with pytest.raises(synk.WorkerError) as info:
+        shown("error", 1, f)
+    assert isinstance(info.value.original, UserWarning)
+    assert len(shown("always", 1, f)) == 1
+
+
+class Ours(UserWarning):
+    """A category of the program's, whose warnings take two arguments."""
+
+    def __init__(self, text, more):
+        super().__init__(text, more)
+
+
+def test_a_category_of_the_programs(two):
+    def task():
+        warnings.warn(Ours("one", "two"), stacklevel=1)
+        warnings.warn("other", stacklevel=1)
+
+    f = synk.function(task, outputs=[])
+    ((kind, text, *_), *others) = shown("always", 1, f)
+    assert (kind, text, len(others)) == (Ours, "('one', 'two')", 1)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        warnings.filterwarnings("ignore", "other")
+        warnings.simplefilter("ignore", Ours)
+        f()
+    assert found == []
+
+
+def test_warnings_of_arithmetic(two):
+    f = synk.function(lambda x: x / 0, outputs="gather")
+    ((kind, text, file, _),) = shown("always", 1, lambda: f(np.ones(4)))
+    assert (kind, file) == (RuntimeWarning, __file__)
+    assert text.startswith("divide by zero")
+
+
+def test_warnings_that_are_captured(two, kept):
+    warned = logging.getLogger("py.warnings")
+    warned.addHandler(kept)
+    logging.captureWarnings(True)
+    try:
+        f = synk.function(lambda: warnings.warn("to the log", stacklevel=1), outputs=[])
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            f()
+    finally:
+        logging.captureWarnings(False)
+        warned.removeHandler(kept)
+    assert ["to the log" in record.getMessage() for record in kept.records] == [True]
+
+
+def test_lines_without_an_end_stay_apart(two, capfd):
+    def task(n):
+        sys.stdout.write(f"<{n}>")
+
+    two.map(task, range(4))
+    found = []
+
+    def all_there():
+        found.extend(capfd.readouterr().out.splitlines())
+        return len(found) == 4
+
+    assert wait_until(all_there)
+    assert sorted(line.partition("] ")[2] for line in found) == ["<0>", "<1>", "<2>", "<3>"]
+
+
+def _err(capfd, _seen={}):
+    """What was written to stderr in this test."""
+    test = os.environ["PYTEST_CURRENT_TEST"]
+    _seen[test] = _seen.get(test, "") + capfd.readouterr().err
+    return _seen[test]
