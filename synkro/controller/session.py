@@ -36,6 +36,7 @@ from .calls.background import Background
 from .calls.distribution import Distribution, Services
 from .calls.forms import MakesFunctions, make_function, signature_of_function
 from .calls.graphs import teach_transfers
+from .calls.initializer import checked_initializer, prepared
 from .calls.replacement import Replacement
 from .data.attached import attach, make_ring
 from .data.data import MakesData, make_data
@@ -134,16 +135,16 @@ class Session(contextlib.AbstractContextManager["Session"]):
         trusted_network: bool = False,
         python: str | os.PathLike[str] | None = None,
         replace: bool = False,
+        initializer: Callable[..., Any] | None = None,
+        initargs: Sequence[Any] = (),
     ) -> None:
         """Start the workers; see ``fork``."""
         _check_place(python)
         teach_transfers()
         place.found()  # which the workers need with the first function
-        if not checked_bool(use_gpu, "use_gpu"):
-            if devices is not None:
-                raise InvalidValue(f"use_gpu=False asks for CPUs; devices={shown(devices)}: give one.")
-            devices = "cpu"
+        devices = _checked_devices(devices, use_gpu)
         _check_flags(profile_workers, replace)
+        prepare = checked_initializer(initializer, initargs)
         seed = None if seed is None else _seed(seed)
         start_timeout = checked_seconds(start_timeout, "start_timeout")
         timeout = None if timeout is None else checked_seconds(timeout, "timeout")
@@ -164,15 +165,15 @@ class Session(contextlib.AbstractContextManager["Session"]):
             for line in placement.before(sum(machines.cores)):
                 say(line)
             environments = machines.environments(placement, threads, _seed(seed))
-            self._engine: Engine = Engine(
-                machines.pool, environments, timeout, verbose, bool(placement.gpus)
-            )
+            how = timeout, verbose, bool(placement.gpus)
+            self._engine: Engine = Engine(machines.pool, environments, *how)
             undo.callback(self._engine.close)
             problems = self._begin(placement, start_timeout, began, seed, profile_workers, replace)
+            self._initializer = prepared(self.services, prepare)
             undo.pop_all()
         self.maps: Final = Maps(self.services)
-        after = placement.after(self.master_rank, *problems)
-        for line in (*machines.lines(time.monotonic() - began), *after):
+        lines = machines.lines(time.monotonic() - began)
+        for line in (*lines, *placement.after(self.master_rank, *problems)):
             say(line)
         self._trace = None if traced is None else self._engine.start_trace(traced)  # the last one
 
@@ -483,6 +484,15 @@ def _checked_early(threads: Any, master_rank: Any, preallocate: Any) -> int | No
     checked_int(master_rank, "master_rank", 0)  # and its bound when the ranks are known
     checked_fraction(preallocate)
     return None if threads is None else checked_int(threads, "threads_per_worker", 1)
+
+
+def _checked_devices(devices: Any, use_gpu: Any) -> Any:
+    """Raises: InvalidType; InvalidValue where GPUs are asked for, and not to be used."""
+    if checked_bool(use_gpu, "use_gpu"):
+        return devices
+    if devices is not None:
+        raise InvalidValue(f"use_gpu=False asks for CPUs; devices={shown(devices)}: give one.")
+    return "cpu"
 
 
 def _check_flags(profile_workers: Any, replace: Any) -> None:

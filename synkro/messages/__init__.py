@@ -25,6 +25,7 @@ exactly one reply.
     Secure      → Secured put your replicas where they outlive you, and say where
     Revert      → Ack     be as when your replicas and objects were kept
     Restore     → Ack     these variables exist from now on, as they were on the worker before
+    Initialize  → Ack     call a function that prepares you
     Reseed      → Ack     seed all your random generators
     Generator   → GeneratorState  return the state of your random generator, or set it
     Store       → Ack     copy outputs of the last call into shared memory
@@ -64,7 +65,7 @@ from .calls import (
     StoredPiece,
     Work,
 )
-from .life import Exit, Generator, GeneratorState, Gpus, Release, Reseed, Start, Started
+from .life import Exit, Generator, GeneratorState, Gpus, Initialize, Release, Reseed, Start, Started
 from .objects import (
     Assign,
     Changed,

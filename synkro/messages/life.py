@@ -59,6 +59,13 @@ class Started(Reply):
     apart: str = ""
 
 
+class Initialize(Command):
+    """Call a function without arguments, by its number, which prepares the worker."""
+
+    changes = True
+    function: int
+
+
 class Reseed(Command):
     """Seed all random generators anew; *seed* is the entropy of all ranks'."""
 

@@ -81,6 +81,11 @@ def _collective(method: Method) -> Method:
                 "a task used a collective: tasks of map() run one by one, each on the worker that is "
                 "free. Use a function() for what all ranks do together."
             )
+        if self._alone:
+            raise UsageError(
+                "an initializer used a collective: it runs on each worker by itself, also on one that "
+                "takes the place of another. Do it in a function(), after fork()."
+            )
         if self._running is not None and self._running.in_parts:
             raise InvalidValue(
                 f'{method.__name__}() was called in a call with num_slices="auto": it would see the '
@@ -136,6 +141,7 @@ class Group:
         self._rng = functools.cache(rng)  # made when it is first used: numpy.random takes 2 MB
         self._master_rank = master_rank
         self._task: Task | None = None
+        self._alone = False
         self._task_rng: tuple[Any, np.random.Generator] | None = None
         self._running: Running | None = None
         self.stand_ins: dict[int, tuple[Variable, Array, Replica]] = {}
@@ -168,6 +174,15 @@ class Group:
                 f"no world; got {shown(color)}."
             ) from None
         return self.comm.split(number)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Until the end of the block this rank does something that others need not do."""
+        self._alone = True
+        try:
+            yield
+        finally:
+            self._alone = False
 
     def take(self, task: Task | None) -> None:
         """From now on *task* runs, on one item after the other, or none."""

@@ -62,6 +62,7 @@ class Rank(Workspace):
             messages.Fetch: self._copy,
             messages.Preserve: self._preserve,
             messages.Start: self._start,
+            messages.Initialize: self._initialize,
             messages.Generator: self._generator,
             messages.Reseed: lambda command: self.reseed(command.seed),
             messages.Work: self._work,
@@ -250,6 +251,14 @@ class Rank(Workspace):
             for reduction in command.reductions:
                 self._kept[reduction.leaf] = []
         return Ack()
+
+    def _initialize(self, command: messages.Initialize) -> None:
+        spec = self.functions[command.function]
+        self.begin(tuple(range(self.size)))
+        self.function = spec.name
+        self.report(Phase.RUNNING, 0)
+        with self.group.alone():
+            self.run(spec.fn, (), {})
 
     def _generator(self, command: messages.Generator) -> messages.GeneratorState:
         bits = self.group.rng.bit_generator

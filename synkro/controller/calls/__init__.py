@@ -8,6 +8,7 @@
     request       what one call is asked to do
     planner       from the arguments of a call to its plan
     arguments     arguments on their way to the workers
+    initializer   what each worker does before all else
     replacement   another worker in the place of one that has died, with all that it had
     distribution  the functions of a session, and how they get to the workers
     background    calls in the background

@@ -27,7 +27,7 @@ from ...errors import WorkerDied, WorkerError
 from ...ipc.process import BROKEN, ProcessEnd
 from ...memory.interrupts import uninterrupted
 from ...memory.segment import Segment
-from ...messages import Distribute, Phase, Recover, Restore, Revert, Secure, Secured, Start
+from ...messages import Distribute, Initialize, Phase, Recover, Restore, Revert, Secure, Secured, Start
 from ...plan.call import Region, aligned
 from ..engine.engine import Engine, State
 from ..objects.handover import Handover
@@ -78,6 +78,7 @@ class Replacement:
     _start: Start
     _sent: Callable[[], Sent | None]
     always: bool
+    _initialize: Initialize | None = field(default=None, init=False)  # what prepares each worker
     _secured: list[Secured] = field(default_factory=list)  # by rank
     _taken: dict[int, _Taken] = field(default_factory=dict)
     """What ranks that are being replaced had, which is no longer where it was."""
@@ -105,6 +106,10 @@ class Replacement:
     def heals(self) -> bool:
         """Whether workers that die now, while no map runs, are to be replaced."""
         return self.always or self._insists
+
+    def initialize_by(self, command: Initialize) -> None:
+        """From now on a worker that takes the place of another does *command*, which prepares it."""
+        self._initialize = command
 
     # ── before a death ───────────────────────────────────────────────────────────────────────────
 
@@ -306,6 +311,8 @@ class Replacement:
         if (sent := self._sent()) is not None:
             workers.tell(rank, Distribute(parcel, *sent), _PATIENCE)
         workers.tell(rank, taken.objects, _PATIENCE)
+        if self._initialize is not None:
+            workers.tell(rank, self._initialize, self._engine.turns.limit)
         if source is not None and copied:
             workers.tell(rank, self._handover.copy(copied, source), _PATIENCE)
         if self.always:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from ...memory.departures import WhileThere, call_with_last
 from ...packing import kinds
+from ...packing.code import functions_of, uses
 from ...packing.imported import Part
 from ...packing.kinds import Contents, Kind, Name, cached_names, goes_by_number, inside, kind_of
 from ...packing.pickles import Space, ValueWriter, Writer
@@ -74,6 +75,7 @@ class Registry:
         self._watch = watch
         self._spaces: weakref.WeakValueDictionary[int, Space] = weakref.WeakValueDictionary()
         self._modules: list[Space] = []  # that are imported
+        self._assigned: list[Space] = []  # with names that each worker has assigned
         self._names: weakref.WeakValueDictionary[tuple[int, str], Name] = weakref.WeakValueDictionary()
         self._kept: dict[int, Remembered] = {}  # by the id of an object that the program has
         self._containers: weakref.WeakValueDictionary[int, Remembered] = weakref.WeakValueDictionary()
@@ -215,6 +217,13 @@ class Registry:
             if space.lasts:  # values refer to the module, whether functions use its names or not
                 self._modules.append(space)
         return space
+
+    def leave_to_workers(self, fn: Any) -> None:
+        """What *fn* assigns, and the user's functions that it uses: each worker has its own."""
+        for plain in functions_of(fn, lambda plain: not self.space(plain.__globals__).installed):
+            space = self.space(plain.__globals__)
+            space.assigned.update(uses(plain.__code__).assigns)
+            self._assigned.append(space)
 
     def name(self, names: dict[str, Any], name: str) -> Name:
         """The object that stands for one name."""

@@ -293,19 +293,25 @@ class Walk:
         out what cannot be used on a worker.
         """
         fn: FunctionType = found.obj
-        if self._registry.space(fn.__globals__).installed:
+        space = self._registry.space(fn.__globals__)
+        if space.installed:
             return
         used = uses(fn.__code__)
-        if used.rebinds is not None and strict:
+        others = [name for name in used.assigns if name not in space.assigned]
+        name = others[-1] if others else used.rebinds
+        if name is not None and strict:
             raise InvalidValue(
                 f"the function {fn.__qualname__!r}, which is to run on the workers, assigns to "
-                f"{used.rebinds!r}, a name outside of it (global or nonlocal). The program would not "
-                f"see it: return it. What each rank is to keep between calls of a function() is a "
-                f"variable, {used.rebinds} = synk.shared(…): assign to {used.rebinds}.value. In a map "
-                f"let a function with functools.lru_cache make it, once on each worker."
+                f"{name!r}, a name outside of it (global or nonlocal). The program would not see it: "
+                f"return it. What each rank is to keep between calls of a function() is a variable, "
+                f"{name} = synk.shared(…): assign to {name}.value. In a map let a function with "
+                f"functools.lru_cache make it, once on each worker; or let fork(initializer=…) assign "
+                f"it, so that each worker has its own."
             )
         found.inner[GLOBALS] = []
         for name in used.names:
+            if name in space.assigned:
+                continue
             if name in fn.__globals__ and (strict or not is_for_program(fn.__globals__[name])):
                 yield from self._name(fn.__globals__, name, found, used)
         for cell in fn.__closure__ or ():
