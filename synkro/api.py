@@ -38,7 +38,16 @@ from .controller.session import Session
 from .controller.tasks.forms import IteratesTasks, RunsTasks
 from .controller.variables.shared import MakesVariables, Shared  # noqa: F401
 from .devices.gpus import visible
-from .errors import InvalidType, InvalidValue, NotForked, UsageError, check_keywords, cut, shortened
+from .errors import (
+    InvalidType,
+    InvalidValue,
+    NotForked,
+    UsageError,
+    check_keywords,
+    cut,
+    folded,
+    shortened,
+)
 from .machine import importing
 from .memory.ring import RingWriter
 from .values.arrays import checked_seconds
@@ -139,10 +148,13 @@ def _forwarded(
     @_taking(method)
     def forward(*args: Any, **kwargs: Any) -> R:
         try:
-            return method(current(name), *args, **kwargs)
-        except (TypeError, NotForked):
-            check_arguments(name, inspect.signature(forward), args, kwargs)
-            raise
+            try:
+                return method(current(name), *args, **kwargs)
+            except (TypeError, NotForked):
+                check_arguments(name, inspect.signature(forward), args, kwargs)
+                raise
+        except BaseException as error:
+            raise folded(error)  # noqa: B904  it is the same one
 
     forward.__name__ = forward.__qualname__ = name
     return forward
@@ -350,7 +362,10 @@ def ring(
 def _function(*args: Any, **kwargs: Any) -> Any:
     if here.rank is not None:  # the module is imported by a worker, where functions are plain
         return _plain(*args, **kwargs)
-    return make_function(lambda verb: current_session(verb).services, *args, **kwargs)
+    try:
+        return make_function(lambda verb: current_session(verb).services, *args, **kwargs)
+    except BaseException as error:
+        raise folded(error)  # noqa: B904  it is the same one
 
 
 _function.__name__ = _function.__qualname__ = "function"
@@ -429,13 +444,16 @@ def _in_two_places(
     def collective(*args: Any, **kwargs: Any) -> Any:
         group = _group()
         try:
-            if group is not None:
-                return inside(group, *args, **kwargs)
-            return method(current_session(name), *args, **kwargs)
-        except (TypeError, NotForked):
-            place = int(group is not None)
-            check_arguments(name, signatures[place], args, kwargs, where[place])
-            raise
+            try:
+                if group is not None:
+                    return inside(group, *args, **kwargs)
+                return method(current_session(name), *args, **kwargs)
+            except (TypeError, NotForked):
+                place = int(group is not None)
+                check_arguments(name, signatures[place], args, kwargs, where[place])
+                raise
+        except BaseException as error:
+            raise folded(error)  # noqa: B904  it is the same one
 
     collective.__name__ = collective.__qualname__ = name
     collective.__dict__["__signature__"] = signatures[0]

@@ -464,6 +464,29 @@ def check_keywords(called: str, given: Iterable[str], known: Iterable[str], form
             )
 
 
+def shows_all_frames() -> bool:
+    """Whether tracebacks show the frames of Synkro's own code, too."""
+    return os.environ.get("SYNKRO_TRACEBACK") == "full"
+
+
+def folded(error: BaseException) -> BaseException:
+    """*error* with a traceback of the frames of users and libraries alone, where it leaves Synkro.
+
+    All frames stay with SYNKRO_TRACEBACK=full in the environment, and those of an InternalError.
+    """
+    if isinstance(error, InternalError) or shows_all_frames():
+        return error
+    entries, entry = list[types.TracebackType](), error.__traceback__
+    while entry is not None:
+        if not entry.tb_frame.f_code.co_filename.startswith(HOME):
+            entries.append(entry)
+        entry = entry.tb_next
+    shown = None
+    for entry in reversed(entries):
+        shown = types.TracebackType(shown, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return error.with_traceback(shown)
+
+
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the line of the program: the first one outside of the package."""
     level, frame = 1, sys._getframe()

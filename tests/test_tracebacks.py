@@ -9,9 +9,11 @@ import pytest
 
 import synkro as synk
 from support.programs import ROOT
-from support.sessions import lasting
+from support.sessions import lasting, two_mapping
 from synkro.errors import HOME
 from synkro.packing.failures import TEXT_LIMIT, sent, shown
+
+two_forked = two_mapping
 
 PROGRAM = """
 import numpy as np, synkro as synk
@@ -135,6 +137,58 @@ def test_runs_of_our_frames_are_one_line(told_of):
     assert "room.py" not in text
     assert "    return 1 / (x - x)\n" in text
     assert "  ... 1 frame of Synkro ...\n" in told_of(lambda: house(cell, 1))
+
+
+# ── where errors leave Synkro ────────────────────────────────────────────────────────────────────────
+
+
+def _broken():
+    yield 1.0
+    raise LookupError("of the program")
+
+
+def ways(f, variable):
+    """Calls that raise."""
+    return {
+        "function": lambda: synk.function(lambda x: x, outputs="sume"),
+        "a call": lambda: f(np.zeros(4), 3),
+        "with options": lambda: f.options(timeout=60)(np.zeros(4), np.zeros(5)),
+        "on a worker": lambda: synk.function(divide)(np.zeros(4)),
+        "map": lambda: synk.map(divide, [np.ones(2)]),
+        "imap": lambda: next(synk.imap(divide, [np.ones(2)])),
+        "items": lambda: synk.map(abs, _broken()),
+        "a collective": lambda: synk.all_reduce(variable, "summ"),
+        "data": lambda: synk.data(object()),
+        "a keyword": lambda: synk.map(abs, [1], chunks=2),
+    }
+
+
+def divide(x):
+    return 1 // int(0 * x[0])
+
+
+@pytest.mark.parametrize("way", ways(None, None))
+def test_frames_of_ours_are_left_out(two, monkeypatch, way):
+    f, variable = synk.function(lambda x: x.sum(), outputs="sum"), synk.shared(np.zeros(3))
+    act = ways(f, variable)[way]
+    counts = []
+    for full in ("", "full"):
+        monkeypatch.setenv("SYNKRO_TRACEBACK", full)
+        with pytest.raises(Exception) as info:  # noqa: PT011  of any kind
+            act()
+        files = [frame.filename for frame in traceback.extract_tb(info.value.__traceback__)]
+        assert files[0] == files[1] == __file__
+        counts.append(sum(file.startswith(HOME) for file in files))
+        assert (files[-1] == __file__) == (way == "items")
+    assert counts[0] == 1 < counts[1]
+
+
+def test_all_frames_of_the_worker(two, monkeypatch):
+    monkeypatch.setenv("SYNKRO_TRACEBACK", "full")
+    with pytest.raises(synk.WorkerError) as info:
+        synk.function(divide)(np.zeros(4))
+    assert "frames of Synkro" not in str(info.value.__cause__)
+    assert str(info.value.__cause__).count(HOME) > 1
 
 
 def test_where_all_frames_are_ours_they_are_shown():

@@ -22,6 +22,7 @@ from ..errors import (
     SynkroError,
     UsageError,
     counted,
+    folded,
     ranks_in_words,
     shown,
 )
@@ -83,7 +84,10 @@ def _method(
 
     @functools.wraps(function)
     def method(self: Session, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return function(part(self), *args, **kwargs)
+        try:
+            return function(part(self), *args, **kwargs)
+        except BaseException as error:
+            raise folded(error)  # noqa: B904  it is the same one
 
     signature = inspect.signature(function)
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)

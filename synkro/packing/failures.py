@@ -21,7 +21,7 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-from ..errors import HOME, Parts, joined
+from ..errors import HOME, Parts, joined, shows_all_frames
 from ..values.foreign import is_outcome
 from .pickles import Loader, dumped
 
@@ -167,7 +167,7 @@ class _Folded(traceback.StackSummary):
     def format(self, **options: Any) -> Any:
         runs = [(ours, list(run)) for ours, run in itertools.groupby(self, _is_ours)]
         for ours, run in runs:
-            if ours and len(runs) > 1:
+            if ours and len(runs) > 1 and not shows_all_frames():
                 yield f"  ... {len(run)} frame{'s' * (len(run) > 1)} of Synkro ...\n"
             else:
                 yield from traceback.StackSummary.from_list(run).format(**options)

@@ -26,6 +26,7 @@ from ...errors import (
     WorkerError,
     check_keywords,
     counted,
+    folded,
     named,
     shortened,
     warn,
@@ -235,9 +236,11 @@ class Function(SentFunction, Generic[P, R]):
         Raises: UsageError for what cannot be run, before any worker is woken, and OutputError for
         results that do not fit ``outputs=``; WorkerError, WorkerDied, CallTimeout, SessionError.
         """
-        made: R = self.call_as(
-            Request(args, kwargs, batch, batch_s, num_slices, output_subset, progress)
-        )
+        request = Request(args, kwargs, batch, batch_s, num_slices, output_subset, progress)
+        try:
+            made: R = self.call_as(request)
+        except BaseException as error:
+            raise folded(error)  # noqa: B904  it is the same one
         return made
 
     @operation(unbroken=False)  # its arguments may be made by other calls
@@ -612,7 +615,11 @@ class Options(Generic[P, R]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> R:
         """Call the function; arguments, result and errors are those of a plain call."""
-        made: R = self.function.call_as(Request.of(args, kwargs, limit=self.timeout, out=self.out))
+        request = Request.of(args, kwargs, limit=self.timeout, out=self.out)
+        try:
+            made: R = self.function.call_as(request)
+        except BaseException as error:
+            raise folded(error)  # noqa: B904  it is the same one
         return made
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[R]:

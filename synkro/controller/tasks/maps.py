@@ -24,6 +24,7 @@ from ...errors import (
     UsageError,
     check_keywords,
     cut,
+    folded,
     how_to_await,
     shortened,
     too_deep,
@@ -350,7 +351,7 @@ class Results(Iterator[R]):
             if not isinstance(error, Exception):  # it may have come where a result was taken
                 self._map.interrupt()
             self._open.__exit__(type(error), error, error.__traceback__)
-            raise
+            raise folded(error)  # noqa: B904  it is the same one
 
     def close(self) -> None:
         """Let the tasks that run end, and no other begin; no more results come."""
