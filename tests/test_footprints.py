@@ -441,6 +441,7 @@ SAY_ALL = {
     messages.Identify,
     messages.Export,
     *(Secure, Revert, messages.Copy, messages.Recover),
+    messages.Initialize,
     *(messages.Exchange, messages.Reseed, messages.Generator, messages.Release, messages.Exit),
 }
 WITH_A_TEST = {

@@ -176,6 +176,7 @@ def test_a_function_may_return_what_looks_like_an_array(session):
     assert session.function(lambda x: Wrapped(x.sum(axis=0)), outputs="sum")(X).tolist() == [63, 70, 77]
 
 
+@pytest.mark.filterwarnings("ignore:the matrix subclass")
 def test_subclasses_of_arrays_come_back_as_arrays(session):
     f = session.function(lambda x: np.matrix(x), outputs="prod")
     result = f(np.full((8, 2), 2.0), num_slices=2)
