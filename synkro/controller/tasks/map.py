@@ -280,6 +280,7 @@ class Map:
     def _collect_some(self) -> None:
         """Take the results that have come, unless the program has enough: the workers wait with more."""
         self._looked = time.perf_counter()
+        self._engine.require_ready()  # a signal handler may have closed the session
         self._take_found()
         if not self._queue.has_news:
             return
@@ -288,7 +289,7 @@ class Map:
 
     def _collect(self, told: bool = False) -> None:
         """Take the results that have come; if *told*, those that workers have told of."""
-        self._engine.require_ready()  # a signal handler may have closed the session
+        self._engine.require_ready()
         if self._outcomes.take(told):
             self._hear_logs()
 
