@@ -35,6 +35,7 @@ class ThisRank(Protocol):
     """What is asked of the rank that this process is, from rooms below that of the workers."""
 
     number: int
+    epoch: int
     verbose: bool
     token: str
 

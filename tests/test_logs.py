@@ -1,5 +1,6 @@
 """What workers log and warn of, in the main program."""
 
+import collections
 import logging
 import logging.handlers
 import os
@@ -214,28 +215,29 @@ def test_a_handler_that_calls_a_function_is_told(two, capfd):
     try:
         with Watch():
             assert f() == 7
-        assert wait_until(lambda: "in the middle of another one" in _err(capfd) or True)
+        assert _err(capfd).count("UsageError: a handler of log records") == 2
     finally:
         log.removeHandler(handler)
     assert f() == 7
 
 
 def test_a_handler_that_waits_keeps_no_call_waiting_for_ever(two):
-    go = threading.Event()
+    begun, go = threading.Event(), threading.Event()
 
     class Waits(logging.Handler):
         def emit(self, record):
-            go.wait(30)
+            begun.set()
+            assert go.wait(30)
 
     f = synk.function(lambda: log.warning("x") or 7.0, outputs="mean")
     handler = Waits()
     log.addHandler(handler)
     try:
-        thread = threading.Thread(target=f)
-        thread.start()
-        go.set()
-        thread.join()
+        with Watch():
+            assert f() == 7  # it waits for a second
+        assert begun.is_set()
     finally:
+        go.set()
         log.removeHandler(handler)
     assert f() == 7
 
@@ -313,6 +315,48 @@ def test_records_of_a_worker_that_dies(kept):
         with pytest.raises(synk.WorkerDied):
             session.function(task, outputs=[])()
         assert kept.said == [("INFO", "last words", 1)]
+
+
+@pytest.mark.counted_once
+def test_ctrl_c_while_records_come(kept):
+    """None of them is taken for a part of another one."""
+
+    def task(n):
+        log.info("%d %s", n, "y" * 5000)
+        return n
+
+    with synk.Session(2, devices="cpu", verbose=False, timeout=30) as session, Watch():
+        mark = session.function(lambda: log.info("mark"), outputs=[])
+        for delay in np.linspace(0.001, 0.1, 15):
+            timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
+            results = session.imap(task, range(10**6))
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                collections.deque(results, maxlen=0)
+            timer.join()
+            kept.records.clear()
+            mark()
+            assert [text for _, text, _ in kept.said].count("mark") == 2
+    assert {len(text.split()) for _, text, _ in kept.said} <= {1, 2}
+
+
+def test_warnings_of_one_rank_after_the_other(two):
+    f = synk.function(
+        lambda x: warnings.warn("negative", stacklevel=1) if x.min() < 0 else None, outputs=[]
+    )
+    for place in (0, -1, 0, -1):
+        x = np.ones(4)
+        x[place] = -1
+        assert len(shown("always", 1, lambda: f(x))) == 1
+
+
+def test_each_task_warns(two):
+    def task(n):
+        warnings.warn(f"item {n}", stacklevel=1)
+
+    for _ in range(3):
+        found = shown("always", 1, lambda: two.map(task, [1, 1, 2]))
+        assert sorted(text for _, text, *_ in found) == ["item 1", "item 1", "item 2"]
 
 
 def test_tasks_log(two, kept):

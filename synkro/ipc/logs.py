@@ -25,6 +25,9 @@ from typing import Any, NamedTuple
 
 from ..memory.interrupts import uninterrupted
 
+handling: set[int] = set()
+"""The threads that handle records, or warnings, now."""
+
 _LENGTH = struct.Struct("=I")
 _MOST = 1000  # warnings of which is known how often they were shown
 
@@ -38,7 +41,8 @@ class Logged(NamedTuple):
 class Warned(NamedTuple):
     """A warning, and the module and the name of each of its classes, the nearest first.
 
-    *module* is the name of that which has given it.
+    *module* is the name of that which has given it, and *call* the number of the call that all ranks do;
+    None in a task.
     """
 
     text: str
@@ -46,6 +50,7 @@ class Warned(NamedTuple):
     filename: str
     line: int
     module: str | None
+    call: int | None
 
 
 class LogSender:
@@ -79,8 +84,10 @@ class LogSender:
 
 
 class Warnings:
-    """The warnings of all ranks: what all warn of is shown as often as one of them does, and the main
-    program's filters say how often that is."""
+    """The warnings of all ranks, shown as the main program's filters say.
+
+    What several give in one call is shown as often as one of them gives it.
+    """
 
     def __init__(self) -> None:
         self._counts: dict[Warned, dict[int, int]] = {}
@@ -99,7 +106,9 @@ class Warnings:
             warnings.showwarning(error, kind, *where)
 
     def _is_new(self, rank: int, warned: Warned) -> bool:
-        """Whether this is the first rank that gives a warning for so many times; it counts."""
+        """Whether no other rank has given a warning as often in this call; it counts."""
+        if warned.call is None:
+            return True
         counts = self._counts.pop(warned, {})
         self._counts[warned] = counts  # the last one that is forgotten
         if len(self._counts) > _MOST:
@@ -136,11 +145,14 @@ class LogReceiver:
             if len(self._rest) < stop:
                 break
             stream, self._rest = self._rest[_LENGTH.size : stop], self._rest[stop:]
+            handling.add(threading.get_ident())
             try:
                 self._hand_over(pickle.loads(stream))
             except Exception:  # of a filter, or of unpickling: as handlers do, which raise nothing
                 with contextlib.suppress(Exception):
                     self._write(traceback.format_exc().splitlines())
+            finally:
+                handling.discard(threading.get_ident())
 
     def _hand_over(self, message: Logged | Warned) -> None:
         if isinstance(message, Logged):

@@ -9,12 +9,11 @@ import contextlib
 import functools
 import os
 import re
-import select
 import selectors
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any, BinaryIO
 
 from .logs import LogReceiver, Warnings
@@ -28,7 +27,8 @@ _DUMPED = re.compile(
     rf"$|{_FATAL}|(Current t|T)hread |  (File \"|\.\.\.|<)|(Extension modules|Python .*): "
 )
 _CHUNK = 1 << 16
-_HANDLING = 1.0  # seconds that handlers may keep a call waiting which does not log
+_ROUNDS = 10_000  # of reading what is there, until somebody who waits for all of it is told
+_HANDLING = 1.0  # seconds that a call waits for handlers of what was logged in it
 
 
 class _Stream:
@@ -79,12 +79,6 @@ class _Stream:
                 stream.flush()
 
 
-def _is_readable(source: int) -> bool:
-    poll = select.poll()
-    poll.register(source, select.POLLIN)
-    return bool(poll.poll(0))
-
-
 Sink = Callable[[tuple[int, str, bytes]], None]
 Printed = Callable[[], tuple[int, str, bytes] | None]
 
@@ -101,17 +95,16 @@ class OutputPump:
         self._streams: dict[tuple[int, str], _Stream] = {}
         self._logs: dict[int, LogReceiver] = {}
         self._warnings = Warnings()
-        self._looks: dict[int, Callable[[], bool]] = {}
-        """Read some of what a rank has logged; all those of other hosts are number -1."""
-        self._handing = threading.RLock()  # held by whoever does
         self._pipes: list[BinaryIO] = []
-        self._lock = threading.Lock()  # of the next two
+        self._wake = -1  # the eventfd by which the thread hears that somebody waits for it
+        self._lock = threading.Lock()  # of the next three
         self._thread = self._new_thread()
         self._runs = False  # whether the thread reads, and will look once more
+        self._waiting: list[threading.Event] = []  # those who wait until all is read that is there
         self._told = False  # whether an error tells how a worker has ended
 
     def add(self, rank: int, stdout: BinaryIO, stderr: BinaryIO, log: BinaryIO) -> None:
-        """Watch the pipes of a worker; the pump closes them at their end.  *log* does not block."""
+        """Watch the pipes of a worker; the pump closes them at their end."""
         with self._lock:
             self._pipes = [pipe for pipe in self._pipes if not pipe.closed]
             streams = self._new_streams(rank)
@@ -120,7 +113,6 @@ class OutputPump:
                 self._pipes.append(pipe)
                 read = functools.partial(self._read, pipe, stream)
                 self._selector.register(pipe, selectors.EVENT_READ, read)
-            self._looks[rank] = functools.partial(self._look, log, streams[-1])
             if self._thread.ident is not None and not self._runs:  # it has ended with the others
                 self._thread = self._new_thread()
                 self._begin()
@@ -131,7 +123,6 @@ class OutputPump:
         found = {(rank, each.target): each for rank in ranks for each in self._new_streams(rank)}
         take = functools.partial(self._take, source, printed, found)
         self._selector.register(source, selectors.EVENT_READ, take)
-        self._looks[-1] = functools.partial(self._take, source, printed, found, False)
 
     def _new_streams(self, rank: int) -> tuple[_Stream, _Stream, LogReceiver]:
         """The streams of a new worker: stdout, stderr, and its log."""
@@ -148,7 +139,10 @@ class OutputPump:
         return "" if self._anonymous else f"[rank {rank}] "
 
     def start(self) -> None:
+        """Begin to read.  Raises: OSError."""
         with self._lock:
+            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self._selector.register(self._wake, selectors.EVENT_READ)
             self._begin()
 
     def _begin(self) -> None:
@@ -160,46 +154,52 @@ class OutputPump:
 
     def _run(self) -> None:
         while self._goes_on():
-            for key, _ in self._selector.select():
+            if self._wake in self._read_ready(None):
+                self._finish_reading()
+
+    def _read_ready(self, timeout: float | None) -> Set[int]:
+        """Read each pipe that is ready now, or within a *timeout*, once; returns what was ready."""
+        ready = {key.fd: key for key, _ in self._selector.select(timeout)}
+        for fd, key in ready.items():
+            if fd != self._wake:
                 key.data()
+        return ready.keys()
 
     def _goes_on(self) -> bool:
         with self._lock:
-            self._runs = bool(self._selector.get_map())
+            self._runs = len(self._selector.get_map()) > 1 or bool(self._waiting)
             return self._runs
 
     def _read(self, pipe: BinaryIO, stream: _Stream | LogReceiver) -> None:
-        with self._handing if isinstance(stream, LogReceiver) else contextlib.nullcontext():
-            try:
-                chunk = os.read(pipe.fileno(), _CHUNK)
-            except (BlockingIOError, ConnectionResetError):  # ``catch_up`` has read it; see ``_look``
-                return
-            self._feed(stream, chunk)
+        try:
+            chunk = os.read(pipe.fileno(), _CHUNK)
+        except ConnectionResetError:  # said once of a worker that has left something unread
+            return
+        self._feed(stream, chunk)
         if not chunk:
             self._selector.unregister(pipe)
             pipe.close()
 
     def catch_up(self) -> None:
-        """Hand over what workers have logged until now."""
-        if self._handing.acquire(timeout=_HANDLING):  # else a handler waits for whoever calls this
-            try:
-                for look in tuple(self._looks.values()):
-                    while look():
-                        pass
-            finally:
-                self._handing.release()
+        """Wait until what workers have written by now is handed over, unless handlers take long."""
+        done = threading.Event()
+        with self._lock:
+            if not self._runs or threading.current_thread() is self._thread:
+                return
+            self._waiting.append(done)
+            os.eventfd_write(self._wake, 1)
+        done.wait(_HANDLING)
 
-    def _look(self, log: BinaryIO, stream: LogReceiver) -> bool:
-        """Hand some of a *log* over; returns whether there was something."""
-        try:
-            chunk = os.read(log.fileno(), _CHUNK)
-        except ConnectionResetError:  # said once of a worker that has left something unread
-            return True
-        except (BlockingIOError, ValueError):  # there is nothing; or it is closed
-            return False
-        if chunk:  # else the thread hears of the end
-            self._feed(stream, chunk)
-        return bool(chunk)
+    def _finish_reading(self) -> None:
+        """Read all that is there, and tell who waits for that."""
+        os.eventfd_read(self._wake)
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for _ in range(_ROUNDS):  # not for ever, where a worker goes on writing
+            if self._read_ready(0) <= {self._wake}:
+                break
+        for done in waiting:
+            done.set()
 
     def _feed(self, stream: _Stream | LogReceiver, chunk: bytes) -> None:
         if self._sink is None:
@@ -210,29 +210,18 @@ class OutputPump:
             stream.ended.set()
 
     def _take(
-        self,
-        source: int,
-        printed: Printed,
-        streams: dict[tuple[int, str], _Stream | LogReceiver],
-        ends: bool = True,
-    ) -> bool:
-        """Hand over what other hosts say next, if they do; returns whether there was something.  It
-        *ends* if they do not any more."""
-        with self._handing:
-            try:
-                if not _is_readable(source):  # the other thread has heard it
-                    return False
-                said = printed()
-            except (EOFError, OSError):
-                if ends:
-                    self._selector.unregister(source)
-                    for stream in streams.values():
-                        stream.ended.set()
-                return False
+        self, source: int, printed: Printed, streams: dict[tuple[int, str], _Stream | LogReceiver]
+    ) -> None:
+        try:
+            said = printed()
+        except (EOFError, OSError):
+            self._selector.unregister(source)
+            for stream in streams.values():
+                stream.ended.set()
+        else:
             if said is not None:
                 rank, target, chunk = said
                 self._feed(streams[rank, target], chunk)
-            return True
 
     def await_end(self, rank: int, patience: float) -> None:
         """Wait until all of a dead worker's stderr has come, at most *patience* seconds."""
@@ -258,3 +247,5 @@ class OutputPump:
             for pipe in self._pipes:
                 pipe.close()
             self._selector.close()
+            if self._wake != -1:
+                os.close(self._wake)

@@ -9,6 +9,7 @@ import warnings
 from types import FrameType
 from typing import Any
 
+from .. import here
 from ..ipc.logs import Logged, LogSender, Warned
 
 
@@ -62,7 +63,9 @@ def send_logs(sender: LogSender) -> None:
         if file is None and os.getpid() == pid:
             kinds = tuple((kind.__module__, kind.__qualname__) for kind in category.__mro__)
             module = _module_at(filename, lineno, sys._getframe(1))
-            sender.send(Warned(str(message), kinds, filename, lineno, module))
+            rank = here.rank
+            call = None if rank is None or rank.item is not None else rank.epoch
+            sender.send(Warned(str(message), kinds, filename, lineno, module, call))
         else:
             text = warnings.formatwarning(message, category, filename, lineno, line)
             print(text, end="", file=file or sys.stderr)

@@ -46,7 +46,7 @@ from ...plan.outputs import (
 from ...values.arrays import checked_bool, checked_seconds
 from ..data.data import make_data
 from ..engine.engine import Engine, State
-from ..engine.nesting import check_alone, operation
+from ..engine.nesting import check_alone, check_not_handling, operation
 from ..objects.comparison import Assigned
 from ..results.collector import Collection
 from ..results.targets import Destinations, OpenTargets
@@ -254,6 +254,7 @@ class Function(SentFunction, Generic[P, R]):
         if lane is not None and not engine.turns.inside:
             return engine.turns.run(lane.members, functools.partial(self.call_as, request, engine))
         calls = engine.calls
+        check_not_handling()
         with engine.lock:
             if engine.turns.line:
                 engine.turns.wait_for_all()

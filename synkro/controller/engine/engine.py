@@ -44,7 +44,7 @@ from ..progress import status_line
 from ..tracing.timeline import write
 from ..tracing.trace import Trace
 from .directory import Directory
-from .nesting import check_alone, goes_on, operation
+from .nesting import check_alone, check_not_handling, goes_on, operation
 from .post import Post
 from .turns import Turns, is_past
 from .workers import Workers
@@ -157,9 +157,10 @@ class Engine:
         self.interrupted: frozenset[int] = _NOBODY
         self._open: OpenCommand | None = None
         self._guard: Guard | None = None
-        self._begun = False  # whether the workers have replied once; before that, SIGINT kills them
+        # whether the workers have replied once; before that, SIGINT kills them; and whether a signal
+        # handler has closed it in a call, which gives all back
+        self._begun = self._owing = False
         self._why_broken, self._why_closed = "", _CLOSED
-        self._owing = False  # whether a signal handler has closed it in a call, which gives all back
         self.wake_early: Callable[[], None] = self.require_ready
         self.state: State = State.STARTING
         self._pool = pool
@@ -249,6 +250,7 @@ class Engine:
         else:
             payload, name = pickle.dumps(command, 5), type(command).__name__.lower()
             segments = self.directory.segments(command)
+        check_not_handling()
         with self.lock:
             self.turns.wait_for_all()
             with self.tracing(name):

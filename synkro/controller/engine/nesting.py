@@ -6,11 +6,13 @@ steps leaves one behind, or finds none yet.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
 from ...errors import UsageError
+from ...ipc.logs import handling
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -58,6 +60,15 @@ def check_alone(engine: object, frame: FrameType | None, owner: object = None) -
                 )
         foreign = foreign or frame.f_globals.get("__name__", "").partition(".")[0] != "synkro"
         frame = frame.f_back
+
+
+def check_not_handling() -> None:
+    """See that this thread does not handle what workers have logged.  Raises: UsageError."""
+    if handling and threading.get_ident() in handling:
+        raise UsageError(
+            "a handler of log records, or of warnings, has called a function of Synkro's: the call that "
+            "has logged waits for the handler. Let it put what it needs into a queue.Queue."
+        )
 
 
 def _engine_of(frame: FrameType) -> object:
