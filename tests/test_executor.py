@@ -454,6 +454,57 @@ def test_callbacks_that_raise(executor, tmp_path, capfd):
     assert wait_until(lambda: "SystemExit" in capfd.readouterr().err)
 
 
+class Line:
+    """Serves twice."""
+
+    def __init__(self):
+        self.uses = 0
+
+    def use(self):
+        self.uses += 1
+        if self.uses > 2:
+            raise ConnectionError("stale")
+        return self.uses
+
+
+line = None
+
+
+def connect():
+    global line
+    line = Line()
+
+
+def use(again):
+    global line
+    try:
+        return line.use()
+    except ConnectionError:
+        if again:
+            connect()
+        else:
+            line = Line()
+        return line.use()
+
+
+def test_what_tasks_assign_to_names_of_the_initializer_stays():
+    with synk.Executor(1, initializer=connect) as executor:
+        assert list(executor.map(use, [False] * 6)) == [1, 2] * 3
+        assert list(executor.map(use, [True] * 6)) == [1, 2] * 3
+    assert line is None
+
+
+def test_exceptions_of_pythons_own_modules(executor):
+    def fails():
+        import sqlite3
+
+        sqlite3.connect(":memory:").execute("select nope")
+
+    with pytest.raises(Exception, match="no such column") as info:
+        executor.submit(fails).result()
+    assert type(info.value).__name__ == "OperationalError"
+
+
 def test_what_does_not_unpickle_fails_alone(executor):
     futures = [executor.submit(square, 2), executor.submit(id, Unloadable()), executor.submit(square, 3)]
     assert futures[0].result() == 4

@@ -242,6 +242,28 @@ def test_a_handler_that_waits_keeps_no_call_waiting_for_ever(two):
     assert f() == 7
 
 
+guard = threading.Lock()
+
+
+def test_what_handlers_hold_stays_here(two):
+    """A logger travels by its name: what its handlers use need not pickle."""
+
+    class Guarded(logging.Handler):
+        def emit(self, record):
+            with guard:
+                self.last = record.getMessage()
+
+    handler = Guarded()
+    log.addHandler(handler)
+    try:
+        assert two.map(lambda n: log.warning("item %d", n) or n, [5]) == [5]
+        assert handler.last == "item 5"
+        synk.function(lambda: log.warning("a call"), outputs=[])()
+        assert handler.last == "a call"
+    finally:
+        log.removeHandler(handler)
+
+
 def test_large_records_and_many(two, kept):
     def task():
         log.info("x" * (1 << 21))

@@ -123,13 +123,13 @@ def unpickled(data: bytes) -> Any:
 
 
 class _Familiar(Loader):
-    """Loads an exception only if its modules are imported here already.
+    """Loads an exception only if its modules are imported here already, or are Python's.
 
     An error of CuPy's would otherwise import CuPy, and so CUDA, into the main process.
     """
 
     def find_class(self, module: str, name: str) -> Any:
-        if module not in sys.modules:
+        if module not in sys.modules and module.partition(".")[0] not in sys.stdlib_module_names:
             raise ImportError(f"{module} is not imported here")
         return super().find_class(module, name)
 

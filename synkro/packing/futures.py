@@ -145,8 +145,21 @@ def settled(fn: FunctionType, state: tuple[str, Callable[[Any, Any], Any], Any])
     module = fn.__globals__.get("__name__", "")
     if _prepares is not None:
         _prepares.names[module] = fn.__globals__
-    elif key in _prepared:
-        fn.__globals__.update(_prepared[key].names.get(module, {}))
+    elif key in _prepared and (names := _prepared[key].names.get(module)):
+        fn.__globals__.update(names)
+        _taken.append((fn.__globals__, names, dict(names)))
+
+
+_taken: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
+"""The globals of functions of the task that runs, the names there that the initializer has set, as they
+are now, and as the task got them."""
+
+
+def _keep_assigned() -> None:
+    """Keep what the task has assigned to names that the initializer had set."""
+    for has, names, before in _taken:
+        names |= {name: has[name] for name, value in before.items() if has.get(name, value) is not value}
+    _taken.clear()
 
 
 class _TaskLoader(pickle.Unpickler):
@@ -185,6 +198,8 @@ def _done(task: PickledValue | tuple[Any, ...], key: str) -> Any:
         raise
     except BaseException as error:
         raise Wrapped(error) from error
+    finally:
+        _keep_assigned()
 
 
 def chunk(

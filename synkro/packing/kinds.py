@@ -631,7 +631,7 @@ def kind_of(obj: Any) -> Kind | None:  # noqa: PLR0911  one for each kind
         return FUNCTION if is_sent_by_value(obj) else None
     if isinstance(obj, type):
         return CLASS if is_sent_by_value(obj) else None
-    if isinstance(obj, types.ModuleType | types.BuiltinMethodType) or is_plain(obj):
+    if isinstance(obj, types.ModuleType | types.BuiltinMethodType) or is_plain(obj) or is_logger(obj):
         return None
     if inside(obj) is not None:
         return None
@@ -656,6 +656,12 @@ KINDS = (
     *(GENERATOR, CROWD, CONTEXT),
 )
 """All kinds; both sides know them by their places in here."""
+
+
+def is_logger(obj: Any) -> bool:
+    """Whether *obj* is a logger of ``logging``, which each process has by its name."""
+    logging = sys.modules.get("logging")
+    return logging is not None and isinstance(obj, logging.Logger)
 
 
 def _kind_of_instance(obj: Any) -> Kind:  # noqa: PLR0911
