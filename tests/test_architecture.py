@@ -205,7 +205,7 @@ def stores(file):
 FOREIGN = {
     *("writeable", "restype", "argtypes", "state", "data", "trust_input", "atexit", "cell_contents"),
     *("args", "_unique_ids", "entered", "grad"),
-    *("daemon", "loader", "authkey", "showwarning"),
+    *("daemon", "loader", "authkey", "showwarning", "basicConfig"),
 }
 """Attributes of other libraries' objects that are there to be set."""
 

@@ -16,6 +16,7 @@ from synkro import InvalidType, InvalidValue, UsageError, WorkerDied, WorkerErro
 
 pytestmark = pytest.mark.counted_once
 
+hooks = []
 connection = None
 settings = {}
 lock = None
@@ -159,6 +160,63 @@ def test_workers_that_are_replaced_are_prepared(tmp_path):
             session.function(end, outputs=[])()
         kinds = session.function(lambda: (type(connection).__name__, settings["rank"]), outputs=None)
         assert kinds() == [("Connection", (0, 2)), ("Connection", (1, 2))]
+
+
+def test_a_worker_that_is_replaced_is_prepared_once(tmp_path):
+    """What the initializer does to objects is not done on top of what the dead worker had."""
+
+    def prepare():
+        hooks.append(synk.rank())
+
+    def task(n):
+        if n == 5 and not (tmp_path / "died").exists():
+            (tmp_path / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return len(hooks)
+
+    with started(prepare) as session:
+        count = session.function(lambda: len(hooks), outputs=None)
+        assert count() == [1, 1]
+        assert session.map(task, range(20), retries=1) == [1] * 20
+        assert count() == [1, 1]
+    assert hooks == []
+
+
+def test_a_module_of_ones_own(tmp_path, monkeypatch):
+    (tmp_path / "service_of_tests.py").write_text(
+        "import logging\nlog = logging.getLogger(__name__)\nlink = None\n"
+        "def setup(name):\n    global link\n    link = {'name': name, 'file': open('/dev/null')}\n"
+        "def ask(n):\n    return link['name'], n\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import service_of_tests as service
+
+    def by_a_helper(name):
+        service.setup(name)
+
+    def by_an_import(name):
+        import service_of_tests
+
+        service_of_tests.setup(name)
+
+    for initializer in (service.setup, by_a_helper, by_an_import):
+        with started(initializer, "h1") as session:
+            assert session.map(service.ask, [1, 2]) == [("h1", 1), ("h1", 2)]
+            assert session.map(lambda n: service.link["name"], [1]) == ["h1"]
+            assert session.function(lambda: service.ask(0), outputs=None)() == [("h1", 0)] * 2
+    assert service.link is None
+
+
+def test_basic_config_works_in_an_initializer(tmp_path):
+    def configure(folder):
+        logging.basicConfig(filename=folder / f"{os.getpid()}.log", level=logging.INFO)
+
+    with synk.Executor(1, initializer=configure, initargs=(tmp_path,)) as executor:
+        executor.submit(lambda: logging.getLogger("tests.basic").warning("here")).result()
+    with started(configure, tmp_path, workers=1) as session:
+        session.map(lambda n: logging.getLogger("tests.basic").warning("here"), [0])
+    texts = [path.read_text() for path in tmp_path.iterdir()]
+    assert texts == ["WARNING:tests.basic:here\n"] * 2
 
 
 def test_one_that_fails_is_told(tmp_path):

@@ -100,6 +100,40 @@ def test_levels_are_those_of_now(two, kept):
     assert kept.said == []
 
 
+class Named(logging.Logger):
+    """Of a class that a module brings along."""
+
+
+def test_loggers_of_a_class_of_their_own(two, tmp_path):
+    """Their level does not make another one on the worker before the module that makes them."""
+    usual = logging.getLoggerClass()
+    logging.setLoggerClass(Named)
+    try:
+        special = logging.getLogger(f"tests.special{os.getpid()}")
+    finally:
+        logging.setLoggerClass(usual)
+    special.setLevel(logging.INFO)
+    name = special.name
+    assert synk.function(lambda: name in logging.root.manager.loggerDict, outputs=None)() == [False] * 2
+
+
+def test_names_of_levels(two, kept):
+    logging.addLevelName(25, "NOTICE")
+    synk.function(lambda: log.log(25, "see"), outputs=[])()
+    assert sorted(kept.said) == both("NOTICE", "see")
+
+
+def test_levels_that_rise_while_tasks_run(kept):
+    with synk.Executor(2) as executor:
+        futures = [executor.submit(lambda n: log.info("item %d", n), n) for n in range(8)]
+        log.setLevel(logging.ERROR)
+        for future in futures:
+            future.result()
+        assert len(kept.said) == 8
+        executor.submit(lambda: log.info("no more")).result()
+    assert len(kept.said) == 8
+
+
 def test_a_logger_that_is_made_later(two):
     name = f"tests.logs.later{os.getpid()}"
 
@@ -452,6 +486,15 @@ class Ours(UserWarning):
 
     def __init__(self, text, more):
         super().__init__(text, more)
+        self.more = more
+
+
+class Unpicklable(UserWarning):
+    """One that holds what does not pickle."""
+
+    def __init__(self, text):
+        super().__init__(text)
+        self.lock = threading.Lock()
 
 
 def test_a_category_of_the_programs(two):
@@ -464,10 +507,28 @@ def test_a_category_of_the_programs(two):
     assert (kind, text, len(others)) == (Ours, "('one', 'two')", 1)
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
+        f()
+        assert found[0].message.more == "two"
+        found.clear()
         warnings.filterwarnings("ignore", "other")
         warnings.simplefilter("ignore", Ours)
         f()
     assert found == []
+
+
+def test_a_warning_that_does_not_pickle(two):
+    f = synk.function(lambda: warnings.warn(Unpicklable("but is told"), stacklevel=1), outputs=[])
+    ((kind, text, *_),) = shown("always", 1, f)
+    assert (kind, text) == (Unpicklable, "but is told")
+
+
+def test_warnings_of_files_that_are_no_code(two):
+    def task():
+        warnings.warn_explicit("in the model", UserWarning, "model.stan", 7)
+
+    assert shown("always", 1, synk.function(task, outputs=[])) == [
+        (UserWarning, "in the model", "model.stan", 7)
+    ]
 
 
 def test_warnings_of_arithmetic(two):

@@ -53,6 +53,13 @@ class Warned(NamedTuple):
     call: int | None
 
 
+class Told(NamedTuple):
+    """A warning as it was given, and pickled, if that is possible."""
+
+    warned: Warned
+    pickled: bytes | None
+
+
 class LogSender:
     """The end of a worker's, whose threads may all send."""
 
@@ -65,7 +72,7 @@ class LogSender:
         self._waiting: deque[bytes] = deque()
         self._sends = False
 
-    def send(self, message: Logged | Warned) -> None:
+    def send(self, message: Logged | Told) -> None:
         """Raises: what pickling raises; OSError."""
         stream = pickle.dumps(message, 5)
         self._waiting.append(_LENGTH.pack(len(stream)) + stream)
@@ -93,15 +100,17 @@ class Warnings:
         self._counts: dict[Warned, dict[int, int]] = {}
         self._registries: dict[str, dict[Any, Any]] = {}  # what was shown, by file
 
-    def show(self, rank: int, warned: Warned) -> None:
+    def show(self, rank: int, told: Told) -> None:
         """Show a warning that a rank has given, unless it was shown."""
+        warned = told.warned
         if not self._is_new(rank, warned):
             return
-        kind = _found(warned.kinds)
-        where = warned.filename, warned.line
+        made = _made(told)
+        kind, where = type(made), (warned.filename, warned.line)
         registry = self._registries.setdefault(warned.filename, {})
         try:
-            warnings.warn_explicit(_made(kind, warned.text), kind, *where, warned.module, registry)
+            module = warned.module or warned.filename.removesuffix(".py")  # None would be left out
+            warnings.warn_explicit(made, kind, *where, module, registry)
         except kind as error:  # since when it was given, such have become errors
             warnings.showwarning(error, kind, *where)
 
@@ -154,7 +163,7 @@ class LogReceiver:
             finally:
                 handling.discard(threading.get_ident())
 
-    def _hand_over(self, message: Logged | Warned) -> None:
+    def _hand_over(self, message: Logged | Told) -> None:
         if isinstance(message, Logged):
             self._log(message.attributes)
         else:
@@ -163,10 +172,9 @@ class LogReceiver:
     def _log(self, attributes: dict[str, Any]) -> None:
         import logging  # noqa: PLC0415  it takes a while, and few programs log in workers
 
-        record = logging.makeLogRecord(attributes | {"rank": self.rank})
+        level = logging.getLevelName(attributes["levelno"])  # which the worker may call otherwise
+        record = logging.makeLogRecord(attributes | {"levelname": level, "rank": self.rank})
         logger = logging.getLogger(record.name)
-        if not logger.isEnabledFor(record.levelno):
-            return
         if logger.hasHandlers():
             logger.handle(record)
         elif logging.lastResort is not None and record.levelno >= logging.lastResort.level:
@@ -184,8 +192,15 @@ def _found(kinds: tuple[tuple[str, str], ...]) -> type[Warning]:
     return Warning
 
 
-def _made(kind: type[Warning], text: str) -> Warning:
-    """A warning of a class with a text, whatever its constructor wants."""
+def _made(told: Told) -> Warning:
+    """The warning: as it was, if its class is here; else its text, in the nearest class that is."""
+    kinds, text = told.warned.kinds, told.warned.text
+    kind = _found(kinds)
+    if told.pickled is not None and (kind.__module__, kind.__qualname__) == kinds[0]:
+        with contextlib.suppress(Exception):
+            found = pickle.loads(told.pickled)
+            if type(found) is kind:
+                return found
     made = kind.__new__(kind, text)
     made.args = (text,)
     try:

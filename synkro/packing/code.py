@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import inspect
@@ -97,8 +98,21 @@ def functions_of(
         plain = inspect.unwrap(plain)
         if isinstance(plain, FunctionType) and id(plain) not in found and enters(plain):
             found[id(plain)] = plain
-            left += [plain.__globals__.get(name) for name in uses(plain.__code__).names]
+            used = uses(plain.__code__)
+            left += (values := [plain.__globals__.get(name) for name in used.names] + _in_cells(plain))
+            for module in (*values, *map(sys.modules.get, used.imports)):
+                if isinstance(module, ModuleType) and is_own(module):
+                    left += [vars(module).get(name) for name in used.attributes]
     return [*found.values()]
+
+
+def _in_cells(fn: FunctionType) -> list[Any]:
+    """What a function closes over, as far as it is there."""
+    found = []
+    for cell in fn.__closure__ or ():
+        with contextlib.suppress(ValueError):  # nothing was assigned yet
+            found.append(cell.cell_contents)
+    return found
 
 
 @functools.cache

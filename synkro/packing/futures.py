@@ -35,7 +35,8 @@ class Prepared:
         """Call the initializer.  Raises: what it raises."""
         fn, args = initializer.copy()
         before = {module: dict(names) for module, names in self.names.items()}
-        fn(*args)
+        with settings.initializing():
+            fn(*args)
         for module, names in self.names.items():
             had = before[module]
             self.names[module] = {

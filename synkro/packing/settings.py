@@ -15,6 +15,7 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 JAX = ("jax_enable_x64", "jax_default_matmul_precision", "jax_numpy_dtype_promotion")
@@ -39,9 +40,10 @@ def collected() -> dict[str, dict[str, Any]]:
     found["warnings"] = {"filters": [_described(each) for each in warnings.filters]}
     if logging := sys.modules.get("logging"):
         manager = logging.root.manager
-        loggers = [(name, getattr(each, "level", 0)) for name, each in [*manager.loggerDict.items()]]
-        levels = {"": logging.root.level, **{name: level for name, level in loggers if level}}
-        found["logging"] = {"levels": levels, "disable": manager.disable}
+        there = [each for each in [*manager.loggerDict.values()] if getattr(each, "level", 0)]
+        levels = {"": logging.root.level, **{each.name: each.level for each in there}}
+        own = {each.name for each in there if type(each) is not logging.Logger}
+        found["logging"] = {"levels": levels, "disable": manager.disable, "own": own}
     for library, names in (("jax", JAX), ("pytensor", PYTENSOR)):
         config = getattr(sys.modules.get(library), "config", None)
         if config is not None:
@@ -104,9 +106,14 @@ def _set_filters(filters: list[tuple[Any, ...]]) -> None:
         warnings.filterwarnings(action, message, _category(*named), module, line, append=True)
 
 
-def _set_levels(levels: dict[str, int], disable: int) -> None:
-    """Have loggers these levels, by name, and others none that had one of the main process's."""
+def _set_levels(levels: dict[str, int], disable: int, own: set[str]) -> None:
+    """Have loggers these levels, by name, and others none that had one of the main process's.
+
+    Loggers of a class of their *own* are left to the module that makes them, as long as it has not.
+    """
     logging = importlib.import_module("logging")
+    missing = own.difference(logging.root.manager.loggerDict)
+    levels = {name: level for name, level in levels.items() if name not in missing}
     for name in _levelled.difference(levels):
         logging.getLogger(name).setLevel(logging.NOTSET)
     for name, level in levels.items():
@@ -114,6 +121,24 @@ def _set_levels(levels: dict[str, int], disable: int) -> None:
     logging.disable(disable)
     _levelled.clear()
     _levelled.update(levels)
+
+
+_initializing: list[None] = []
+
+
+@contextlib.contextmanager
+def initializing() -> Iterator[None]:
+    """In the block this worker's initializer runs, which may say where the worker is to log, too."""
+    _initializing.append(None)
+    try:
+        yield
+    finally:
+        _initializing.pop()
+
+
+def is_initializing() -> bool:
+    """Whether an initializer runs."""
+    return bool(_initializing)
 
 
 def apply(settings: dict[str, dict[str, Any]]) -> None:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 from .. import here
-from ..ipc.logs import Logged, LogSender, Warned
+from ..ipc.logs import Logged, LogSender, Told, Warned
+from ..packing import settings
+from ..packing.pickles import dumped
+
+_MOST = 1 << 16  # bytes of a warning with all that it holds
 
 
 class _ToMain(logging.Handler):
@@ -47,9 +54,28 @@ def _module_at(filename: str, line: int, frame: FrameType | None) -> str | None:
     return None
 
 
+def _configured(handler: logging.Handler, usual: Callable[..., None]) -> Callable[..., None]:
+    """``logging.basicConfig``, which does nothing where there is a handler: to an initializer ours is
+    none."""
+
+    @functools.wraps(usual)
+    def configure(**options: Any) -> None:
+        if not settings.is_initializing():
+            usual(**options)
+            return
+        logging.root.removeHandler(handler)
+        try:
+            usual(**options)
+        finally:
+            logging.root.addHandler(handler)
+
+    return configure
+
+
 def send_logs(sender: LogSender) -> None:
     """Send what this process logs from now on, and what it warns of."""
-    logging.root.addHandler(_ToMain(sender))
+    logging.root.addHandler(handler := _ToMain(sender))
+    logging.basicConfig = _configured(handler, logging.basicConfig)
     pid = os.getpid()
 
     def show(
@@ -65,7 +91,11 @@ def send_logs(sender: LogSender) -> None:
             module = _module_at(filename, lineno, sys._getframe(1))
             rank = here.rank
             call = None if rank is None or rank.item is not None else rank.epoch
-            sender.send(Warned(str(message), kinds, filename, lineno, module, call))
+            pickled = None
+            with contextlib.suppress(Exception):
+                pickled = dumped(message, there=True)
+            warned = Warned(str(message), kinds, filename, lineno, module, call)
+            sender.send(Told(warned, pickled if pickled is None or len(pickled) <= _MOST else None))
         else:
             text = warnings.formatwarning(message, category, filename, lineno, line)
             print(text, end="", file=file or sys.stderr)

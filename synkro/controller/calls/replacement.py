@@ -310,9 +310,9 @@ class Replacement:
         workers.tell(rank, taken.variables, _PATIENCE)
         if (sent := self._sent()) is not None:
             workers.tell(rank, Distribute(parcel, *sent), _PATIENCE)
-        workers.tell(rank, taken.objects, _PATIENCE)
-        if self._initialize is not None:
+        if self._initialize is not None:  # before what it had made of objects is as it was
             workers.tell(rank, self._initialize, self._engine.turns.limit)
+        workers.tell(rank, taken.objects, _PATIENCE)
         if source is not None and copied:
             workers.tell(rank, self._handover.copy(copied, source), _PATIENCE)
         if self.always:

@@ -340,7 +340,10 @@ class Walk:
         names, own = vars(module), is_own(module)
         if not (own or "__path__" in names):
             return
+        assigned = self._registry.space(names).assigned if own else ()
         for name in sorted(used.attributes & names.keys()):
+            if name in assigned:
+                continue
             if own or _is_module_in(module, name, names[name]):
                 yield from self._name(names, name, found, used)
 
