@@ -144,7 +144,7 @@ class LogReceiver:
         self.ended = threading.Event()
         self._warnings = warned
         self._write = write
-        self._rest = b""
+        self._rest = bytearray()
 
     def feed(self, chunk: bytes) -> None:
         """Hand over what has come whole."""
@@ -153,7 +153,8 @@ class LogReceiver:
             stop = _LENGTH.size + _LENGTH.unpack_from(self._rest)[0]
             if len(self._rest) < stop:
                 break
-            stream, self._rest = self._rest[_LENGTH.size : stop], self._rest[stop:]
+            stream = bytes(self._rest[_LENGTH.size : stop])
+            del self._rest[:stop]
             handling.add(threading.get_ident())
             try:
                 self._hand_over(pickle.loads(stream))
