@@ -373,6 +373,13 @@ def test_records_of_a_worker_that_dies(kept):
         assert kept.said == [("INFO", "last words", 1)]
 
 
+def drain(results, delay):
+    """Take results until Ctrl-C comes, after *delay* seconds."""
+    timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    collections.deque(results, maxlen=0)
+
+
 @pytest.mark.counted_once
 def test_ctrl_c_while_records_come(kept):
     """None of them is taken for a part of another one."""
@@ -384,12 +391,8 @@ def test_ctrl_c_while_records_come(kept):
     with synk.Session(2, devices="cpu", verbose=False, timeout=30) as session, Watch():
         mark = session.function(lambda: log.info("mark"), outputs=[])
         for delay in np.linspace(0.001, 0.1, 15):
-            timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
-            results = session.imap(task, range(10**6))
-            timer.start()
             with pytest.raises(KeyboardInterrupt):
-                collections.deque(results, maxlen=0)
-            timer.join()
+                drain(session.imap(task, range(10**6)), delay)
             kept.records.clear()
             mark()
             assert [text for _, text, _ in kept.said].count("mark") == 2
