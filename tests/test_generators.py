@@ -120,6 +120,7 @@ def test_the_recipe_of_scattered_seeds_is_equal_for_any_number_of_workers():
 
 
 @pytest.mark.libraries
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 class TestTorch:
     @pytest.fixture(autouse=True)
     def torch(self):

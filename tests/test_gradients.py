@@ -425,6 +425,7 @@ def test_backward_in_a_later_call(n):
     assert np.allclose(backward(), n)
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 def test_a_checkpoint_computes_a_collective_again_in_backward(n):
     from torch.utils.checkpoint import checkpoint
 

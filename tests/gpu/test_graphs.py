@@ -10,7 +10,7 @@ from synkro.errors import InvalidValue, NotAvailable
 pytensor = pytest.importorskip("pytensor", reason="needs PyTensor (the extra pytensor)")
 T = pytensor.tensor
 
-pytestmark = pytest.mark.libraries
+pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings("ignore:Skipping Assert")]
 
 ROWS = np.random.default_rng(0).standard_normal((101, 4))
 
