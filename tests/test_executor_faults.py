@@ -179,7 +179,7 @@ def test_a_task_that_raises_is_done_again(tmp_path):
 
 
 def test_a_task_that_takes_too_long_is_ended():
-    with synk.Executor(2, item_timeout=0.3) as executor, Watch():
+    with synk.Executor(2, item_timeout=1) as executor, Watch():
         late = executor.submit(time.sleep, 100)
         assert [executor.submit(square, n).result() for n in range(9)] == [n * n for n in range(9)]
         with pytest.raises(CallTimeout, match=r"in an Executor at sleep\(100\), the task took longer"):

@@ -21,25 +21,24 @@ _MOST = 1 << 16  # bytes of a warning with all that it holds
 
 
 class _ToMain(logging.Handler):
-    """Sends records to the main program, prepared as by ``logging.handlers.QueueHandler``."""
+    """Sends records to the main program, prepared as by ``logging.handlers.QueueHandler``.
+
+    What does not pickle is in the text of the message.
+    """
 
     def __init__(self, sender: LogSender) -> None:
         super().__init__()
         self._sender = sender
         self._pid = os.getpid()
-        self._queue: Any = None
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             if os.getpid() != self._pid:  # a fork, which does not share the way
                 print(logging.Formatter(logging.BASIC_FORMAT).format(record), file=sys.stderr)
                 return
-            if self._queue is None:
-                from logging.handlers import QueueHandler  # noqa: PLC0415  few workers log
-
-                nowhere: Any = None
-                self._queue = QueueHandler(nowhere)
-            self._sender.send(Logged(vars(self._queue.prepare(record))))
+            text = self.format(record)
+            in_text = dict.fromkeys(("args", "exc_info", "exc_text", "stack_info"))
+            self._sender.send(Logged(vars(record) | in_text | {"msg": text, "message": text}))
         except Exception:
             self.handleError(record)
 
