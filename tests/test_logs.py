@@ -235,6 +235,23 @@ def test_filters_and_handlers_that_raise(two, kept, capfd):
     assert sorted(kept.said) == both("INFO", "x")
 
 
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_a_handler_that_raises_no_exception(two, kept, kind):
+    class Ends(logging.Handler):
+        def emit(self, record):
+            raise kind
+
+    f = synk.function(lambda: log.info("x") or print("y" * 200_000) or 7.0, outputs="mean")
+    handler = Ends()
+    log.addHandler(handler)
+    try:
+        with Watch():
+            assert [f(), f(), f()] == [7, 7, 7]
+    finally:
+        log.removeHandler(handler)
+    assert len(kept.said) == 6
+
+
 def test_a_handler_that_calls_a_function_is_told(two, capfd):
     class Calls(logging.Handler):
         def emit(self, record):

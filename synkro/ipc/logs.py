@@ -158,7 +158,7 @@ class LogReceiver:
             handling.add(threading.get_ident())
             try:
                 self._hand_over(pickle.loads(stream))
-            except Exception:  # of a filter, or of unpickling: as handlers do, which raise nothing
+            except BaseException:  # whatever a handler raises: all output comes by this thread
                 with contextlib.suppress(Exception):
                     self._write(traceback.format_exc().splitlines())
             finally:

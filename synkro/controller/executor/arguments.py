@@ -110,6 +110,8 @@ class TaskPickler:
 
     def known(self, fn: FunctionType) -> bytes | None:
         """The pickle of a function that is as it was when this was kept; None of others."""
+        if cloudpickle.list_registry_pickle_by_value():  # what modules have may change, too
+            return None
         fixed = self._functions.get(fn)
         return fixed.stream if fixed is not None and fixed.is_valid() else None
 
