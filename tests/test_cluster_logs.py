@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 import synkro as synk
+from support.logs import log
 
 pytestmark = [pytest.mark.hosts, pytest.mark.counted_once]
 
 HOSTS = ["localhost:1", "localhost:1"]
-
-log = logging.getLogger("tests.logs")
 
 
 @pytest.fixture(scope="module")
@@ -22,31 +21,12 @@ def session():
         yield session
 
 
-class Kept(logging.Handler):
-    def __init__(self):
-        super().__init__()
-        self.said = []
-
-    def emit(self, record):
-        self.said.append((record.getMessage(), record.rank))
-
-
-@pytest.fixture
-def kept():
-    handler = Kept()
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    yield handler
-    log.removeHandler(handler)
-    log.setLevel(logging.NOTSET)
-
-
 def test_records_are_there_when_the_call_returns(session, kept):
     f = session.function(lambda x: log.info("has %d rows", len(x)), outputs=[])
     for _ in range(20):
         f(np.zeros(6))
-        assert sorted(kept.said) == [("has 3 rows", 0), ("has 3 rows", 1)]
-        kept.said.clear()
+        assert sorted(kept.said) == [("INFO", "has 3 rows", 0), ("INFO", "has 3 rows", 1)]
+        kept.records.clear()
 
 
 def test_many_and_large_ones_come_in_order(session, kept):
@@ -57,7 +37,7 @@ def test_many_and_large_ones_come_in_order(session, kept):
 
     session.function(task, outputs=[])()
     for rank in range(2):
-        first, *others = (text for text, of in kept.said if of == rank)
+        first, *others = (text for _, text, of in kept.said if of == rank)
         assert len(first) == 1 << 20
         assert [*map(int, others)] == list(range(1000))
 
@@ -74,7 +54,7 @@ def test_levels_and_filters_are_those_of_now(session, kept):
         assert kept.said == []
         log.setLevel(logging.DEBUG)
         f()
-    assert sorted(kept.said) == [("detail", 0), ("detail", 1)]
+    assert sorted(kept.said) == [("DEBUG", "detail", 0), ("DEBUG", "detail", 1)]
     assert [(str(each.message), each.filename) for each in found] == [("careful", __file__)]
 
 
@@ -84,8 +64,8 @@ def test_tasks_log(session, kept):
         return os.getpid()
 
     pids = session.map(task, range(200))
-    assert sorted(int(text) for text, _ in kept.said) == list(range(200))
-    assert {rank for _, rank in kept.said} == {session.pids.index(pid) for pid in pids}
+    assert sorted(int(text) for _, text, _ in kept.said) == list(range(200))
+    assert {rank for *_, rank in kept.said} == {session.pids.index(pid) for pid in pids}
 
 
 def test_records_of_a_call_that_fails_come_before_its_error(session, kept):
@@ -96,4 +76,4 @@ def test_records_of_a_call_that_fails_come_before_its_error(session, kept):
 
     with pytest.raises(synk.WorkerError):
         session.function(task, outputs=[])()
-    assert ("begun", 1) in kept.said
+    assert ("INFO", "begun", 1) in kept.said

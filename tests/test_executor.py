@@ -6,6 +6,7 @@ import concurrent.futures.process
 import dataclasses
 import functools
 import gc
+import importlib
 import io
 import itertools
 import multiprocessing
@@ -14,6 +15,7 @@ import threading
 import time
 import weakref
 
+import cloudpickle
 import numpy as np
 import pytest
 
@@ -492,6 +494,28 @@ def test_what_tasks_assign_to_names_of_the_initializer_stays():
         assert list(executor.map(use, [False] * 6)) == [1, 2] * 3
         assert list(executor.map(use, [True] * 6)) == [1, 2] * 3
     assert line is None
+
+
+rates = None  # a module, in the next test
+
+
+def test_what_modules_that_go_by_value_have_now(executor, tmp_path, monkeypatch):
+    """No pickle of a function is kept that has a value of theirs."""
+    (tmp_path / "rates_of_tests.py").write_text("rate = 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("rates_of_tests")
+    monkeypatch.setitem(globals(), "rates", module)
+
+    def now():
+        return rates.rate
+
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        for number in range(5):
+            module.rate = number
+            assert executor.submit(now).result() == number
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
 
 
 def test_exceptions_of_pythons_own_modules(executor):

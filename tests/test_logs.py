@@ -13,39 +13,11 @@ import numpy as np
 import pytest
 
 import synkro as synk
+from support.logs import Kept, log
 from support.sessions import two_mapping
 from support.waiting import Watch, wait_until
 
 two_forked = two_mapping
-
-
-class Kept(logging.Handler):
-    """Keeps records."""
-
-    def __init__(self):
-        super().__init__()
-        self.records = []
-
-    def emit(self, record):
-        self.records.append(record)
-
-    @property
-    def said(self):
-        return [(record.levelname, record.getMessage(), record.rank) for record in self.records]
-
-
-log = logging.getLogger("tests.logs")
-
-
-@pytest.fixture
-def kept():
-    """A handler of ``log``, which has level INFO."""
-    handler = Kept()
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    yield handler
-    log.removeHandler(handler)
-    log.setLevel(logging.NOTSET)
 
 
 def both(level, text):

@@ -22,7 +22,6 @@ import numpy as np
 
 from ..devices.gpus import showing, visible
 from ..errors import NotAvailable, SessionError, SharedMemoryError
-from ..ipc.block import LOGGED
 from ..ipc.channel import Lane
 from ..ipc.waiting import Nap
 from ..memory.segment import check_descriptors, descriptors_for, undoing
@@ -259,8 +258,7 @@ class LeaderSession:
             self._tasks.flush()  # results of a map come before the answers
         self._relay.step(lambda: True)  # what these ranks have shown goes before their answers
         self._tell_marks()
-        if self._channel.words[LOGGED]:  # and so does what they have logged
-            self._channel.forget_logged()
+        if self._channel.take_logged():  # and so does what they have logged
             self._pool.hear_logs()
             self._tell_what_was_printed()
         listed = running.lane.replies()

@@ -139,10 +139,13 @@ class Controller(Block):
                 with contextlib.suppress(BlockingIOError):  # nobody has woken it
                     os.eventfd_read(wake)
 
-    def forget_logged(self) -> None:
-        """What ranks had logged is about to be read."""
+    def take_logged(self) -> bool:
+        """Whether ranks have logged something since this was asked: it is about to be read."""
+        if not self.words[LOGGED]:
+            return False
         self.words[LOGGED] = 0
         self.fence()  # before it is read: what comes later is told again
+        return True
 
     def note_answered(self, numbers: Mapping[int, int]) -> None:
         """Ranks of other hosts have answered these commands, by rank: the workers here may look."""

@@ -93,7 +93,6 @@ class OutputPump:
         self._anonymous = False
         self._selector = selectors.DefaultSelector()
         self._streams: dict[tuple[int, str], _Stream] = {}
-        self._logs: dict[int, LogReceiver] = {}
         self._warnings = Warnings()
         self._pipes: list[BinaryIO] = []
         self._wake = -1  # the eventfd by which the thread hears that somebody waits for it
@@ -128,8 +127,7 @@ class OutputPump:
         """The streams of a new worker: stdout, stderr, and its log."""
         stdout, stderr = (_Stream(rank, name, self._before) for name in ("stdout", "stderr"))
         self._streams |= {(rank, "stdout"): stdout, (rank, "stderr"): stderr}
-        log = self._logs[rank] = LogReceiver(rank, self._warnings, stderr.pass_on)
-        return stdout, stderr, log
+        return stdout, stderr, LogReceiver(rank, self._warnings, stderr.pass_on)
 
     def be_anonymous(self) -> None:
         """Do not write from now on of which rank a line is."""

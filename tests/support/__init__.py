@@ -19,6 +19,7 @@
     gpus       machines with GPUs, real and make-believe, and how ranks lie on them
     left_out   one line for the tests that need a GPU where there is none
     forked     workers are forks of a process that has loaded what they import
+    logs       a logger, and a handler that keeps its records
     over_hosts hosts for a file of tests; the tests of one host, with workers on several
 """
 
@@ -36,6 +37,7 @@ pytest_plugins = [
     "support.gpus",
     "support.left_out",
     "support.over_hosts",
+    "support.logs",
 ]
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import what is here

@@ -105,8 +105,7 @@ class Post:
 
     def hear_logs(self) -> None:
         """Hand over what the workers have logged until now."""
-        if self._words[LOGGED]:
-            self._channel.forget_logged()
+        if self._channel.take_logged():
             self._pool.hear_logs()
 
     def unpickled(self, lane: Lane) -> list[Any]:

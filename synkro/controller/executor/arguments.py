@@ -46,8 +46,6 @@ _KNOWN = 256  # arrays, and classes, that are remembered
 
 _DEEP, _FEW = 4, 64  # how deep plain arguments are looked at, and how many entries of each container
 
-_BY_NAME = ("synkro.", "cloudpickle.")  # modules whose functions the workers have
-
 _NEVER_USUAL = (
     *(type, FunctionType, CodeType, functools.cached_property, Future, io.IOBase),
     *(np.memmap, Data, Shared),
@@ -98,7 +96,7 @@ class TaskPickler:
         """A function, its arguments, and settings, as an item of a map.  Raises: as ``pickled``."""
         kind, head = type(fn), None
         if kind is FunctionType:
-            head = fn if _is_named(fn) else self.known(fn)
+            head = fn if _has_name(fn) else self.known(fn)
         elif kind is BuiltinFunctionType and type(fn.__self__) is ModuleType:
             head = fn
         if head is not None and all(_is_plain(each, _DEEP) for each in rest):
@@ -110,8 +108,6 @@ class TaskPickler:
 
     def known(self, fn: FunctionType) -> bytes | None:
         """The pickle of a function that is as it was when this was kept; None of others."""
-        if cloudpickle.list_registry_pickle_by_value():  # what modules have may change, too
-            return None
         fixed = self._functions.get(fn)
         return fixed.stream if fixed is not None and fixed.is_valid() else None
 
@@ -126,7 +122,7 @@ class TaskPickler:
                 self._functions.clear()
             stream = io.BytesIO()
             _Writer(stream, None, self, often=False, whole=True).dump(fn)
-            self._functions[fn] = _KeptFunction(stream.getvalue(), used, len(sys.modules))
+            self._functions[fn] = _KeptFunction(stream.getvalue(), used, _modules())
 
     def is_usual(self, cls: type) -> bool:
         """Whether pickle is to do with instances of *cls* what it does by itself."""
@@ -246,15 +242,6 @@ def _is_plain(value: Any, deep: int) -> bool:
     return isinstance(value, np.number | np.bool_) and kind is value.dtype.type
 
 
-def _is_named(obj: Any) -> bool:
-    """Whether the workers have a function, or a class, by its name in a module, as pickle does."""
-    name = obj.__module__
-    if name == "__main__" or cloudpickle.list_registry_pickle_by_value():
-        return bool(name) and name.startswith(_BY_NAME)
-    module = sys.modules.get(name)
-    return module is not None and vars(module).get(obj.__qualname__) is obj
-
-
 def _unusual(obj: Any) -> Any:
     """What to reduce an object to that has a way of its own; None if pickle takes it by itself."""
     if isinstance(obj, functools._lru_cache_wrapper) and not _has_name(obj):
@@ -267,14 +254,22 @@ def _unusual(obj: Any) -> Any:
     return without_lock(obj) or with_attributes(obj)
 
 
-def _has_name(fn: Any) -> bool:
-    """Whether the workers find a function by its name, in a module."""
-    if fn.__module__ == "__main__" or fn.__module__ in cloudpickle.list_registry_pickle_by_value():
+def _has_name(obj: Any) -> bool:
+    """Whether the workers find a function, or a class, by its name in a module, as pickle does."""
+    name = obj.__module__
+    module = sys.modules.get(name)
+    if module is None or name == "__main__" or _goes_by_value(name):
         return False
     try:
-        return operator.attrgetter(fn.__qualname__)(sys.modules[fn.__module__]) is fn
-    except (AttributeError, KeyError):
+        return operator.attrgetter(obj.__qualname__)(module) is obj
+    except AttributeError:
         return False
+
+
+def _goes_by_value(name: str) -> bool:
+    """Whether the program has said that the module of this name, or a package that it is in, does."""
+    registered = cloudpickle.list_registry_pickle_by_value()
+    return any(name == each or name.startswith(f"{each}.") for each in registered)
 
 
 class _OpenFile:
@@ -318,17 +313,20 @@ class _Seen:
 
 class _KeptFunction(NamedTuple):
     """The pickle of a function, and what it was made of: for each function that travels with it the
-    globals that it uses."""
+    globals that it uses; and the ``_modules``."""
 
     stream: bytes
     used: dict[FunctionType, _Used]
-    modules: int  # how many were imported
+    modules: tuple[int, set[str]]
 
     def is_valid(self) -> bool:
         """Whether all is as it was."""
-        return len(sys.modules) == self.modules and all(
-            used.is_valid(fn) for fn, used in self.used.items()
-        )
+        return _modules() == self.modules and all(used.is_valid(fn) for fn, used in self.used.items())
+
+
+def _modules() -> tuple[int, set[str]]:
+    """How many modules are imported, and the names of those that go by value."""
+    return len(sys.modules), cloudpickle.list_registry_pickle_by_value()
 
 
 class _Used(NamedTuple):
@@ -375,11 +373,16 @@ def _is_fixed(fn: FunctionType, used: dict[FunctionType, _Used]) -> bool:
         value is _NOTHING
         or type(value) in _ATOMS
         or (type(value) is BuiltinFunctionType and type(value.__self__) is ModuleType)
-        or (type(value) is ModuleType and sys.modules.get(value.__name__) is value)
+        or (type(value) is ModuleType and _is_imported(value))
         or (isinstance(value, FunctionType | type) and _has_name(value))
         or (type(value) is FunctionType and _is_fixed(value, used))
         for value in names.values()
     )
+
+
+def _is_imported(module: ModuleType) -> bool:
+    """Whether the workers import a module."""
+    return sys.modules.get(module.__name__) is module and not _goes_by_value(module.__name__)
 
 
 def _place(region: Region, segment: Segment, access: Access) -> LentArray:
@@ -409,7 +412,7 @@ class _Writer(ByValue):
         cls, arguments = type(obj), self._arguments
         if cls in arguments.usual:
             return NotImplemented
-        if (cls is FunctionType or cls is type) and _is_named(obj):
+        if (cls is FunctionType or cls is type) and _has_name(obj):
             return NotImplemented
         if cls is FunctionType:
             return self._function(obj)
