@@ -117,6 +117,29 @@ def test_functions_that_come_again_are_as_they_are_now(executor):
     assert result() == ([1], 8, 4, 9.0, 3)
 
 
+def test_names_and_annotations_are_those_of_now(executor):
+    names = {"__name__": "typed_by_hand"}
+    exec("def work(x: int = 0):\n    return work.__name__, work.__doc__, work.__annotations__", names)
+    work = names["work"]
+    for _ in range(3):
+        assert executor.submit(work).result() == ("work", None, {"x": int})
+    work.__name__, work.__doc__ = "another", "what it does"
+    assert executor.submit(work).result() == ("another", "what it does", {"x": int})
+    work.__annotations__["return"] = tuple
+    assert executor.submit(work).result()[2] == {"x": int, "return": tuple}
+    work.__annotations__["x"] = float
+    assert executor.submit(work).result()[2] == {"x": float, "return": tuple}
+
+
+def test_globals_in_the_body_of_a_class(executor):
+    """A class in a function reads them by another instruction than functions do."""
+    names = {"__name__": "typed_by_hand", "__annotations__": {"rate": threading.Lock()}, "rate": 3}
+    exec("def work():\n    class Made:\n        x: int = rate\n    return Made.x", names)
+    for rate in (3, 4, 5):
+        names["rate"] = rate
+        assert executor.submit(names["work"]).result() == rate
+
+
 def test_methods_of_builtin_objects_are_as_they_are_now(executor):
     """A global such as ``count = numbers.count`` is a builtin function, of a list that changes."""
     names, numbers = {"__name__": "typed_by_hand"}, [1]

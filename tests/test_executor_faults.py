@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -164,6 +165,32 @@ def test_a_task_whose_worker_dies_is_done_again(tmp_path):
             (tmp_path / "died").unlink(missing_ok=True)
             assert executor.submit(once, tmp_path, array).result() == 1 << 18
     assert not array.any()
+
+
+def test_a_task_that_is_done_again_has_its_settings(tmp_path):
+    """It ran first under those of its ``submit()``, and other tasks have brought others since."""
+    log = logging.getLogger("tests.tried_again")
+    tried, go_on = tmp_path / "tried", tmp_path / "go_on"
+
+    def work():
+        first, _ = not tried.exists(), tried.touch()
+        while first and not go_on.exists():
+            time.sleep(0.01)
+        if first:
+            raise ValueError("once")
+        return log.isEnabledFor(logging.DEBUG)
+
+    log.setLevel(logging.ERROR)
+    try:
+        with synk.Executor(1, retries=1) as executor:
+            future = executor.submit(work)
+            log.setLevel(logging.DEBUG)
+            later = executor.submit(lambda: log.isEnabledFor(logging.DEBUG))
+            wait_until(later.running)  # it was given to the worker, to come next
+            go_on.touch()
+            assert (future.result(), later.result()) == (False, True)
+    finally:
+        log.setLevel(logging.NOTSET)
 
 
 def test_a_task_that_raises_is_done_again(tmp_path):
@@ -375,6 +402,39 @@ say(Model.path, Model.loaded)
     out, err = process.communicate(timeout=60)
     assert err == ""
     assert out.splitlines() == ["weights 2", "weights 3", "weights 4", "weights 5", "none None"]
+
+
+@pytest.mark.parametrize("how", ["spawn", "forkserver", "fork"])
+def test_in_a_child_of_multiprocessing(program, how):
+    """A child that is not a fork calls the script ``__mp_main__``, which no worker can import."""
+    process = program(
+        f"""
+import multiprocessing
+
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+def doubled(point):
+    return Point(square(point.x))
+
+def child(queue):
+    with synk.Executor(1) as executor:
+        found = executor.submit(doubled, Point(3)).result()
+        queue.put((type(found) is Point, found.x, *executor.map(lambda n: square(n), [1, 2])))
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context({how!r})
+    queue = context.Queue()
+    process = context.Process(target=child, args=(queue,))
+    process.start()
+    say(*queue.get(timeout=50))
+    process.join()
+"""
+    )
+    out, err = process.communicate(timeout=60)
+    assert err == ""
+    assert out.splitlines() == ["True 9 1 4"]
 
 
 def test_functions_and_classes_of_unusual_kinds(program):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 _GLOBALS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
 _REBOUND_GLOBALS = {"STORE_GLOBAL", "DELETE_GLOBAL"}
+_EACH_ONES = {"__builtins__", "__annotations__"}  # of each process, and of each body of a class
 _REBOUND_CELLS = {"STORE_DEREF", "DELETE_DEREF"}
 
 
@@ -48,7 +49,7 @@ def uses(code: CodeType) -> Uses:
     before: tuple[Any, Any] = (0, 0)  # the arguments of the last two instructions
     for instruction in dis.get_instructions(code):
         op, name = instruction.opname, instruction.argval
-        if (op in _GLOBALS or op in _REBOUND_GLOBALS) and name != "__builtins__":  # each process's own
+        if (op in _GLOBALS or op in _REBOUND_GLOBALS) and name not in _EACH_ONES:
             names[name] = None
         elif op == "IMPORT_NAME":
             level = before[0] if isinstance(before[0], int) else 0

@@ -189,9 +189,10 @@ def _done(task: PickledValue | tuple[Any, ...], key: str) -> Any:
     global _changes  # noqa: PLW0603  only one thread has tasks
     try:
         fn, args, kwargs, *changed = task if isinstance(task, tuple) else task.load(key)
-        if changed and changed[0] != _changes:
-            _changes = changed[0]
-            settings.apply(pickle.loads(changed[1]))
+        number, found = changed or (0, None)
+        if number != _changes:
+            _changes = number
+            settings.take_back() if found is None else settings.apply(pickle.loads(found))
         if isinstance(fn, bytes):
             fn = function_of(fn, key)
         return fn(*args, **kwargs)

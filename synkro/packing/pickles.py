@@ -328,6 +328,14 @@ def _whole_class(cls: type, reduced: Any) -> Any:
     return make, arguments, (set_contents, contents, ways), None, None, set_and_register
 
 
+def _whole_function(fn: FunctionType, reduced: Any) -> Any:
+    """What cloudpickle has *reduced* a function to, with globals that bodies of classes in it use, which
+    cloudpickle leaves out."""
+    has, brings = fn.__globals__, reduced[2][1]["__globals__"]
+    brings |= {name: has[name] for name in uses(fn.__code__).names if name in has}
+    return reduced
+
+
 class Writer(_ForWorkers):
     """Writes one stream, by ``dump``."""
 
@@ -481,7 +489,13 @@ class ByValue(cloudpickle.Pickler):  # type: ignore[misc]
         if (reduced := (for_program if self._there else by_value)(obj)) is not None:
             return reduced
         reduced = super().reducer_override(obj)
-        return _whole_class(obj, reduced) if isinstance(obj, type) and not self._there else reduced
+        if self._there or not isinstance(reduced, tuple):
+            return reduced
+        return (
+            _whole_function(obj, reduced)
+            if isinstance(obj, FunctionType)
+            else _whole_class(obj, reduced)
+        )
 
 
 def dumped(value: Any, there: bool = False) -> bytes:

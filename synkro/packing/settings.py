@@ -141,6 +141,21 @@ def is_initializing() -> bool:
     return bool(_initializing)
 
 
+_taken_over: dict[str, dict[str, Any]] = {}
+
+
+def take_over(settings: dict[str, dict[str, Any]]) -> None:
+    """Set in this worker what the main process has, as long as no task brings others."""
+    apply(settings)
+    _taken_over.clear()
+    _taken_over.update(settings)
+
+
+def take_back() -> None:
+    """Set again what was taken over."""
+    apply(_taken_over)
+
+
 def apply(settings: dict[str, dict[str, Any]]) -> None:
     """Set in this worker what ``collected`` found in the main process."""
     for put, value in settings.get("sys", {}).items():

@@ -147,7 +147,7 @@ class Rank(Workspace):
     def _load(self, command: messages.Distribute) -> None:
         self.report(Phase.LOADING, 0)
         place.enter(command.sys_path, command.cwd)
-        settings.apply(command.settings)
+        settings.take_over(command.settings)
         self._take(command.parcel)
 
     def _take(self, parcel: messages.Parcel) -> None:

@@ -72,6 +72,9 @@ class TaskPickler:
 
     def __init__(self, nearby: bool, writes: bool = False) -> None:
         self.key: str = os.urandom(8).hex()
+        script = sys.modules.get("__mp_main__")  # as a child that multiprocessing has started calls it
+        if script is not None and script.__name__ == "__mp_main__":
+            cloudpickle.register_pickle_by_value(script)  # no worker can import it
         self._nearby = nearby
         self._writes = writes
         self.usual: set[type] = {BuiltinFunctionType}
@@ -332,21 +335,30 @@ def _modules() -> tuple[int, set[str]]:
 class _Used(NamedTuple):
     """What a function has, and the globals that it uses, by their names."""
 
-    code: CodeType
-    defaults: tuple[Any, ...] | None
+    parts: tuple[Any, ...]
     keywords: dict[str, Any]
+    annotations: dict[str, Any]
     names: dict[str, Any]
 
     def is_valid(self, fn: FunctionType) -> bool:
         """Whether all is as it was."""
-        pairs = (fn.__globals__, self.names), (fn.__kwdefaults__ or {}, self.keywords)
         return (
-            fn.__code__ is self.code
-            and fn.__defaults__ is self.defaults
-            and len(pairs[1][0]) == len(self.keywords)
+            all(map(operator.is_, _parts(fn), self.parts))
             and not vars(fn)
-            and all(has.get(name, _NOTHING) is had[name] for has, had in pairs for name in had)
+            and _are(fn.__kwdefaults__ or {}, self.keywords)
+            and _are(fn.__annotations__, self.annotations)
+            and all(fn.__globals__.get(name, _NOTHING) is self.names[name] for name in self.names)
         )
+
+
+_parts = operator.attrgetter(
+    "__code__", "__defaults__", "__name__", "__qualname__", "__module__", "__doc__"
+)
+
+
+def _are(found: dict[str, Any], kept: dict[str, Any]) -> bool:
+    """Whether both have the same values."""
+    return len(found) == len(kept) and all(found.get(key, _NOTHING) is kept[key] for key in kept)
 
 
 _NOTHING = object()  # where there is no global of a name
@@ -368,7 +380,7 @@ def _is_fixed(fn: FunctionType, used: dict[FunctionType, _Used]) -> bool:
     if fn.__closure__ or vars(fn) or found.assigns or not all(type(v) in _ATOMS for v in given):
         return False
     names = {name: fn.__globals__.get(name, _NOTHING) for name in found.names}
-    used[fn] = _Used(fn.__code__, fn.__defaults__, keywords, names)
+    used[fn] = _Used(_parts(fn), keywords, dict(fn.__annotations__), names)
     return all(
         value is _NOTHING
         or type(value) in _ATOMS
