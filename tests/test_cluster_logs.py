@@ -1,5 +1,6 @@
 """What workers on other hosts log and warn of."""
 
+import builtins
 import logging
 import os
 import warnings
@@ -77,3 +78,31 @@ def test_records_of_a_call_that_fails_come_before_its_error(session, kept):
     with pytest.raises(synk.WorkerError):
         session.function(task, outputs=[])()
     assert ("INFO", "begun", 1) in kept.said
+
+
+def test_functions_ask_the_user(session, monkeypatch, capfd):
+    """On whichever host; the debugger's lines come before its prompt."""
+    lines = ["p len(x)", "c"] * 2
+    asked = []
+
+    def answer(prompt=""):
+        asked.append((prompt, capfd.readouterr().out))
+        return lines.pop(0)
+
+    def stops(x):
+        breakpoint()
+        return len(x)
+
+    monkeypatch.setattr(builtins, "input", answer)
+    f = session.function(stops, outputs="sum")
+    assert f.options(timeout=5)(np.zeros(6)) == 6
+    assert [prompt for prompt, _ in asked].count("[rank 1] (Pdb) ") == 2
+    assert all("[rank" in text for _, text in asked)
+
+    def interrupt(prompt=""):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(builtins, "input", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        f(np.zeros(6))
+    assert session.map(abs, [-1, -2]) == [1, 2]

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from support.programs import ROOT
-from support.sessions import lasting, two_mapping
+from support.sessions import two_mapping
 from synkro.errors import HOME
 from synkro.packing.failures import TEXT_LIMIT, sent, shown
 
@@ -282,83 +281,3 @@ def test_it_is_bounded(fail):
     assert len(parts) < 50 * TEXT_LIMIT
     assert len(shown(parts)) <= TEXT_LIMIT
     assert shown(parts).endswith(traceback.format_exception_only(error)[-1][-100:])
-
-
-# ── questions to a worker ────────────────────────────────────────────────────────────────────────────
-
-workers = lasting(2)
-
-
-def stops():
-    breakpoint()
-
-
-def stops_by_pdb():
-    import pdb
-
-    pdb.set_trace()
-    return 3
-
-
-@pytest.mark.parametrize(
-    ("ask", "what"),
-    [
-        (stops, r"breakpoint\(\) was called"),
-        (stops_by_pdb, r"a debugger, or input\(\), was called"),
-        (lambda: input("name? "), r"a debugger, or input\(\), was called"),
-    ],
-)
-def test_what_would_ask_in_a_worker_says_what_to_do(ask, what, workers):
-    words = rf"UsageError: {what} in a worker, .*: call the function as f.as_serial\(…\)"
-    with pytest.raises(synk.WorkerError, match=words):
-        workers.function(ask, outputs=[])()
-    assert workers.function(np.sum, outputs="sum")(np.ones(3)) == 3
-
-
-def test_a_plain_function_in_a_task_is_called_itself(own):
-    def ask(item):
-        breakpoint()
-
-    words = r"in a worker, .*: call the function itself, without map\(\), with the item: it runs in your"
-    with pytest.raises(synk.WorkerError, match=words) as caught:
-        own.map(ask, [1])
-    assert "as_serial" not in str(caught.value)
-    with pytest.raises(synk.WorkerError, match=r"as f\.as_serial"):
-        own.function(lambda: breakpoint(), outputs=[])()
-
-
-DEBUGGED = """
-import numpy as np, synkro as synk
-
-synk.fork(2, verbose=False)
-
-@synk.function(outputs="sum")
-def total(x):
-    number = 40 + 2
-    breakpoint()
-    return x.sum()
-
-print("it is", total{}(np.ones(3)))
-"""
-
-
-def test_as_serial_stops_in_the_debugger(run_python):
-    done = run_python("-c", DEBUGGED.format(".as_serial"), input="p number\nc\n")
-    assert "(Pdb) 42\n" in done.stdout
-    assert done.stdout.endswith("it is 3.0\n")
-
-
-def test_a_breakpoint_can_be_switched_off(run_python):
-    done = run_python("-c", DEBUGGED.format(""), env={"PYTHONBREAKPOINT": "0"})
-    assert done.stdout == "it is 3.0\n"
-
-
-def test_another_debugger_is_called(run_python, tmp_path):
-    (tmp_path / "mine.py").write_text("def stop():\n    raise ValueError('my own')\n")
-    done = run_python(
-        "-c",
-        DEBUGGED.format(""),
-        env={"PYTHONBREAKPOINT": "mine.stop", "PYTHONPATH": f"{ROOT}:{tmp_path}"},
-        check=False,
-    )
-    assert "ValueError: my own" in done.stderr

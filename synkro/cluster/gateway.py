@@ -351,6 +351,8 @@ class GatewaySession:
             for rank in filter(self._proxy.unwanted, said.ranks):  # it may have a new command by now
                 give_up = protocol.GiveUp(self._proxy.number(rank), rank)
                 self._wire.send(self._host_of[rank], give_up)
+        elif isinstance(said, protocol.UserAnswer):
+            self._wire.send(self._host_of[said.rank], said)
         return not isinstance(said, protocol.End)
 
     def tick(self, hosts: Sequence[int]) -> None:

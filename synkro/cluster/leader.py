@@ -153,6 +153,8 @@ class LeaderSession:
                 self._tasks.recall(number)
             case protocol.GiveUp(number, rank):
                 self._interrupt(number, rank)
+            case protocol.UserAnswer(rank, number, line):
+                self._pool.answer(rank, number, line)
             case protocol.End():
                 self.dismiss()
 

@@ -292,6 +292,13 @@ class HostsPool(WorkerPool):
             with contextlib.suppress(OSError):  # the gateway's end shows
                 send_descriptors(self._cluster.descriptors, numbered)
 
+    def answer(self, rank: int, number: int, line: str) -> None:
+        if rank in self.ranks:
+            super().answer(rank, number, line)
+        else:
+            with contextlib.suppress(OSError):  # the gateway's end shows
+                self._cluster.gateway.send(protocol.UserAnswer(rank, number, line))
+
     def death(self, sentinel: int) -> WorkerDied:
         cluster = self._cluster
         if sentinel not in (cluster.gateway.fileno(), cluster.sentinel):

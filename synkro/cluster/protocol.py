@@ -222,6 +222,14 @@ class Interrupt(NamedTuple):
     ranks: tuple[int, ...]
 
 
+class UserAnswer(NamedTuple):
+    """What the user has answered to question *number* of a rank."""
+
+    rank: int
+    number: int
+    line: str
+
+
 class GiveUp(NamedTuple):
     """Have a rank give up command *number*, which nobody wants of its lane any more."""
 

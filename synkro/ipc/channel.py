@@ -46,7 +46,6 @@ import contextlib
 import itertools
 import os
 import select
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -63,7 +62,7 @@ from .block import (
     Block,
 )
 from .descriptors import Inherited
-from .waiting import Condition, Nap, Patience, polling, sleep_until
+from .waiting import Condition, Nap, Patience, clock, polling, sleep_until
 
 OnTick = Callable[[], None] | None
 
@@ -108,6 +107,12 @@ class Controller(Block):
     def begin_anew(self, rank: int) -> None:
         super().begin_anew(rank)
         self.displace(self.lane((rank,)))  # it has read no command
+
+    def is_doing(self, rank: int, number: int) -> bool:
+        """Whether *rank* does command *number*, and it is wanted."""
+        words, head = self.words, self.heads[rank]
+        answered = words[self.lines[rank] + ANSWERED]
+        return words[head + COMMAND] == number != answered and not self.unwanted(rank)
 
     def wake_early(self) -> None:
         """Wake the workers, if they have slept for long: a command will follow at once.
@@ -262,7 +267,7 @@ class Lane:
     ) -> list[int]:
         """Wait until all ranks have answered, one of *sentinels* is ready, or the *deadline* is over.
 
-        *deadline* is on the clock of ``time.monotonic``.  *on_tick* is called every 50 ms.
+        *deadline* is on the ``clock``.  *on_tick* is called every 50 ms.
         Returns the sentinels that are ready, when not all ranks have answered.
         """
         if on_tick is None and self._patience.poll(self.all_answered):
@@ -318,7 +323,7 @@ class Lane:
                 return True
             if on_tick is not None:
                 on_tick()
-            return deadline is not None and time.monotonic() >= deadline
+            return deadline is not None and clock() >= deadline
 
         sleep_until(condition, self._block.words, self._head + MAIN_SLEEPS, self._fence, nap)
         return ready
@@ -339,4 +344,4 @@ def _poll_ms(nap: int, deadline: float | None) -> int:
     """Milliseconds to sleep, rounded up, no further than the deadline."""
     if deadline is None:
         return nap
-    return min(nap, max(0, int((deadline - time.monotonic()) * 1000) + 1))
+    return min(nap, max(0, int((deadline - clock()) * 1000) + 1))

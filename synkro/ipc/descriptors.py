@@ -78,35 +78,54 @@ class Descriptors:
         Raises: OSError if this process cannot open so many files; later it can be asked for again.
         """
         while number not in self._received:
-            # a look first: where there is no place for the descriptors, the message stays in the socket
-            room = socket.CMSG_LEN(_MAX_DESCRIPTORS * _FD.size)
-            head, control, _, _ = self._socket.recvmsg(8, room, socket.MSG_PEEK)
-            fds = [fd for _, _, data in control for (fd,) in _FD.iter_unpack(data)]
-            if len(head) < 8:
-                raise EOFError("the main process closed the socket")
-            count = struct.unpack("<q", head)[0]
-            if len(fds) < count:
-                for fd in fds:
-                    os.close(fd)
-                raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: an input cannot be mapped")
-            body = b""
-            while len(body) < 8 * (1 + count):
-                body += self._socket.recv(8 * (1 + count) - len(body))
-            for name, fd in zip(struct.unpack_from(f"<{count}q", body, 8), fds, strict=True):
-                if name in self._received:
-                    os.close(self._received[name])
-                if name in self._unwanted:
-                    self._unwanted.remove(name)
-                    os.close(fd)
-                else:
-                    self._received[name] = fd
+            self.receive()
         return self._received[number]
+
+    def receive(self) -> None:
+        """Wait for some descriptors, and take them.  Raises: as ``descriptor``."""
+        # a look first: where there is no place for the descriptors, the message stays in the socket
+        room = socket.CMSG_LEN(_MAX_DESCRIPTORS * _FD.size)
+        head, control, _, _ = self._socket.recvmsg(8, room, socket.MSG_PEEK)
+        fds = [fd for _, _, data in control for (fd,) in _FD.iter_unpack(data)]
+        if len(head) < 8:
+            raise EOFError("the main process closed the socket")
+        count = struct.unpack("<q", head)[0]
+        if len(fds) < count:
+            for fd in fds:
+                os.close(fd)
+            raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: an input cannot be mapped")
+        body = b""
+        while len(body) < 8 * (1 + count):
+            body += self._socket.recv(8 * (1 + count) - len(body))
+        for name, fd in zip(struct.unpack_from(f"<{count}q", body, 8), fds, strict=True):
+            if name in self._received:
+                os.close(self._received[name])
+            if name in self._unwanted:
+                self._unwanted.remove(name)
+                os.close(fd)
+            else:
+                self._received[name] = fd
 
     def take(self, number: int) -> int:
         """The descriptor that was passed under *number*, which is the caller's from now on."""
         fd = self.descriptor(number)
         del self._received[number]
         return fd
+
+    def has(self, number: int) -> bool:
+        """Whether the descriptor with this *number* has come."""
+        return number in self._received
+
+    def fileno(self) -> int:
+        """The socket, which is readable when some have come."""
+        return self._socket.fileno()
+
+    def refuse(self, number: int) -> None:
+        """Close what was passed under *number*, or will be."""
+        if self.has(number):
+            self.release(number)
+        else:
+            self._unwanted.add(number)
 
     def release(self, number: int) -> None:
         """Close the descriptor that was passed under *number*: later, if it cannot be received now."""

@@ -1,11 +1,12 @@
-"""What workers log and warn of, brought to the main program.
+"""What workers log, warn of and ask, brought to the main program.
 
 ::
 
     worker                                                  main process
     ──────                                                  ────────────
     LogSender.send ─▶ [ the socket of the worker ] ─▶ LogReceiver.feed ─▶ handlers of the logger,
-                                                                         or the filters of warnings
+                                                                         the filters of warnings,
+                                                                         or a prompt
 
 The worker has dropped what the main program's levels and filters leave out.
 """
@@ -53,6 +54,14 @@ class Warned(NamedTuple):
     call: int | None
 
 
+class Asked(NamedTuple):
+    """A worker asks the user for a line, in the command of this number; the answer gets *number*, which
+    is negative."""
+
+    number: int
+    command: int
+
+
 class Told(NamedTuple):
     """A warning as it was given, and pickled, if that is possible."""
 
@@ -72,7 +81,7 @@ class LogSender:
         self._waiting: deque[bytes] = deque()
         self._sends = False
 
-    def send(self, message: Logged | Told) -> None:
+    def send(self, message: Logged | Told | Asked) -> None:
         """Raises: what pickling raises; OSError."""
         stream = pickle.dumps(message, 5)
         self._waiting.append(_LENGTH.pack(len(stream)) + stream)
@@ -138,12 +147,19 @@ class LogReceiver:
 
     target = "log"
 
-    def __init__(self, rank: int, warned: Warnings, write: Callable[[list[str]], None]) -> None:
-        """*write* writes lines to the user's stderr, where no handler does."""
+    def __init__(
+        self,
+        rank: int,
+        warned: Warnings,
+        write: Callable[[list[str]], None],
+        ask: Callable[[Asked], None],
+    ) -> None:
+        """*write* writes lines to the user's stderr, where no handler does; *ask* has the user asked."""
         self.rank = rank
         self.ended = threading.Event()
         self._warnings = warned
         self._write = write
+        self._ask = ask
         self._rest = bytearray()
 
     def feed(self, chunk: bytes) -> None:
@@ -164,9 +180,11 @@ class LogReceiver:
             finally:
                 handling.discard(threading.get_ident())
 
-    def _hand_over(self, message: Logged | Told) -> None:
+    def _hand_over(self, message: Logged | Told | Asked) -> None:
         if isinstance(message, Logged):
             self._log(message.attributes)
+        elif isinstance(message, Asked):
+            self._ask(message)
         else:
             self._warnings.show(self.rank, message)
 

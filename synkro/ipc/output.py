@@ -14,9 +14,9 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Set
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
-from .logs import LogReceiver, Warnings
+from .logs import Asked, LogReceiver, Warnings
 
 TAIL_LINES = 40
 """Lines of each worker's stderr that are kept for the message about its death."""
@@ -57,6 +57,11 @@ class _Stream:
         text = [line.decode(errors="replace") for line in lines]
         self.pass_on([*self._sifted(text)] if self.target == "stderr" else text)
 
+    def take_prompt(self) -> str:
+        """The line that has not ended, which is a question; it counts as passed on."""
+        prompt, self._rest = self._rest.decode(errors="replace"), b""
+        return self._before(self.rank) + prompt
+
     def _sifted(self, lines: Sequence[str]) -> Iterator[str]:
         """*lines* without those of a crash; with them where others follow: it was a child's crash."""
         for line in lines:
@@ -83,8 +88,20 @@ Sink = Callable[[tuple[int, str, bytes]], None]
 Printed = Callable[[], tuple[int, str, bytes] | None]
 
 
+class Question(NamedTuple):
+    """What a rank *asked* the user, after this *prompt*."""
+
+    rank: int
+    asked: Asked
+    prompt: str
+
+
 class OutputPump:
-    """A thread that reads all pipes of all workers of a session, also those of other hosts."""
+    """A thread that reads all pipes of all workers of a session, also those of other hosts.
+
+    Attributes:
+        asking: an eventfd that is readable when workers ask something.
+    """
 
     def __init__(self, sink: Sink | None = None) -> None:
         """*sink* gets what comes, in the place of the user: a rank, "stdout", "stderr" or "log", and
@@ -95,7 +112,10 @@ class OutputPump:
         self._streams: dict[tuple[int, str], _Stream] = {}
         self._warnings = Warnings()
         self._pipes: list[BinaryIO] = []
+        self._logs: set[int] = set()  # the descriptors of those that are of logs
         self._wake = -1  # the eventfd by which the thread hears that somebody waits for it
+        self.asking: int = -1
+        self._questions: deque[Question] = deque()
         self._lock = threading.Lock()  # of the next three
         self._thread = self._new_thread()
         self._runs = False  # whether the thread reads, and will look once more
@@ -108,6 +128,7 @@ class OutputPump:
             self._pipes = [pipe for pipe in self._pipes if not pipe.closed]
             streams = self._new_streams(rank)
             pairs: Any = zip((stdout, stderr, log), streams, strict=True)
+            self._logs.add(log.fileno())
             for pipe, stream in pairs:
                 self._pipes.append(pipe)
                 read = functools.partial(self._read, pipe, stream)
@@ -127,7 +148,18 @@ class OutputPump:
         """The streams of a new worker: stdout, stderr, and its log."""
         stdout, stderr = (_Stream(rank, name, self._before) for name in ("stdout", "stderr"))
         self._streams |= {(rank, "stdout"): stdout, (rank, "stderr"): stderr}
-        return stdout, stderr, LogReceiver(rank, self._warnings, stderr.pass_on)
+        ask = functools.partial(self._ask, stdout)
+        return stdout, stderr, LogReceiver(rank, self._warnings, stderr.pass_on, ask)
+
+    def _ask(self, stdout: _Stream, asked: Asked) -> None:
+        self._questions.append(Question(stdout.rank, asked, stdout.take_prompt()))
+        os.eventfd_write(self.asking, 1)
+
+    def question(self) -> Question | None:
+        """The next thing that a worker asks, if there is something."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.asking)
+        return self._questions.popleft() if self._questions else None
 
     def be_anonymous(self) -> None:
         """Do not write from now on of which rank a line is."""
@@ -140,6 +172,7 @@ class OutputPump:
         """Begin to read.  Raises: OSError."""
         with self._lock:
             self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self.asking = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._selector.register(self._wake, selectors.EVENT_READ)
             self._begin()
 
@@ -156,9 +189,12 @@ class OutputPump:
                 self._finish_reading()
 
     def _read_ready(self, timeout: float | None) -> Set[int]:
-        """Read each pipe that is ready now, or within a *timeout*, once; returns what was ready."""
+        """Read each pipe that is ready now, or within a *timeout*, once; returns what was ready.
+
+        Logs come last: of a question that is there, the text was written before.
+        """
         ready = {key.fd: key for key, _ in self._selector.select(timeout)}
-        for fd, key in ready.items():
+        for fd, key in sorted(ready.items(), key=lambda pair: pair[0] in self._logs):
             if fd != self._wake:
                 key.data()
         return ready.keys()
@@ -176,6 +212,7 @@ class OutputPump:
         self._feed(stream, chunk)
         if not chunk:
             self._selector.unregister(pipe)
+            self._logs.discard(pipe.fileno())
             pipe.close()
 
     def catch_up(self) -> None:
@@ -245,5 +282,6 @@ class OutputPump:
             for pipe in self._pipes:
                 pipe.close()
             self._selector.close()
-            if self._wake != -1:
-                os.close(self._wake)
+            for fd in (self._wake, self.asking):
+                if fd != -1:
+                    os.close(fd)

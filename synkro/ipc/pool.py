@@ -18,7 +18,7 @@ from ..memory.segment import Segment, descriptors_for
 from .block import block_bytes
 from .channel import Controller
 from .descriptors import Inherited, send_descriptors
-from .output import OutputPump, Sink
+from .output import OutputPump, Question, Sink
 from .process import BROKEN, ProcessEnd, WorkerProcess, occupy_standard_descriptors, worker_died
 
 SOCKET_PATIENCE = 5.0
@@ -126,6 +126,30 @@ class WorkerPool:
     def hear_logs(self) -> None:
         """Hand over what the workers have logged until now."""
         self._pump.catch_up()
+
+    @property
+    def asking(self) -> int:
+        """A descriptor that is readable when workers ask something."""
+        return self._pump.asking
+
+    @property
+    def watched(self) -> list[int]:
+        """The ``sentinels``, and ``asking``."""
+        return [*self.sentinels, self._pump.asking]
+
+    def question(self) -> Question | None:
+        """The next thing that a worker asks, if there is something."""
+        return self._pump.question()
+
+    def answer(self, rank: int, number: int, line: str) -> None:
+        """Tell a worker what the user has answered to question *number*."""
+        with uninterrupted():
+            fd = os.memfd_create("answer", os.MFD_CLOEXEC)
+            try:
+                os.write(fd, line.encode(errors="surrogateescape"))
+                self.pass_descriptors(rank, [(number, fd)])
+            finally:
+                os.close(fd)
 
     def bury(self, rank: int) -> None:
         """The worker of *rank*, which has ended, is nobody's concern any more."""

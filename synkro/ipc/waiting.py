@@ -15,11 +15,34 @@ the waiter finds the word and stays awake, or the writer finds the waiter asleep
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol, overload
+
+_stood = 0.0  # seconds for which the clock has stood still
+_stands_since: float | None = None
+
+
+def clock() -> float:
+    """The clock of all time limits, in seconds: it stands still while the user answers a worker."""
+    now = time.monotonic() if _stands_since is None else _stands_since
+    return now - _stood
+
+
+@contextlib.contextmanager
+def standing_still() -> Iterator[None]:
+    """A block in which no time passes for time limits; one thread at a time is in one."""
+    global _stood, _stands_since  # noqa: PLW0603
+    _stands_since = start = time.monotonic()
+    try:
+        yield
+    finally:
+        _stands_since = None
+        _stood += time.monotonic() - start
+
 
 SPIN = 100e-6
 """Seconds to poll before sleeping: about what being woken costs."""

@@ -31,7 +31,7 @@ from ..packing.pickles import dumped
 from ..values.cache import Cache
 from .logs import send_logs
 from .rank import Rank
-from .terminal import end_lines, refuse_questions, write_lines
+from .terminal import Questions, ask_by, end_lines, write_lines
 from .workspace import end_as_child
 
 
@@ -48,14 +48,15 @@ def run(rank: int, hosts: Sequence[range], fds: Sequence[int]) -> None:
     else:
         faulthandler.enable()
     write_lines()
-    refuse_questions()
     memory = memoryview(mmap.mmap(inherited.block, os.fstat(inherited.block).st_size))
     os.close(inherited.block)
     listener = Listener(memory, rank, size, inherited)
     descriptors = Descriptors(socket.socket(fileno=sock))
     several = len(hosts) > 1
     arena, wake = inherited.arena, inherited.wake_relay
-    send_logs(LogSender(functools.partial(os.write, sock), listener.note_logged))
+    sender = LogSender(functools.partial(os.write, sock), listener.note_logged)
+    send_logs(sender)
+    ask_by(Questions(sender.send, descriptors, listener))
     journal = Journal(arena, board_bytes(size), rank, hosts, wake) if several else None
     kind = HostsCommunicator if several else ShmCommunicator
     comm = kind(rank, size, arena, inherited.wakes, listener.answered, journal)

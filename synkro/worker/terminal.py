@@ -1,15 +1,25 @@
-"""A worker has no terminal: what would ask there says what to do instead, and lines end with tasks."""
+"""A worker has the main program's terminal: what asks something there asks the user, and lines end with
+tasks."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import os
+import select
 import sys
-from typing import Any, NoReturn
+import threading
+from collections.abc import Callable
+from typing import Any
 
-from .. import here
 from ..errors import UsageError
+from ..ipc.descriptors import Descriptors
+from ..ipc.listener import Listener
+from ..ipc.logs import Asked
+from ..memory.interrupts import atomic
+from ..packing.settings import is_initializing
+
+_LONGEST = 1 << 20  # bytes of an answer
 
 
 class _Lines(io.TextIOWrapper):
@@ -50,33 +60,70 @@ def end_lines() -> None:
                 stream.write("\n")
 
 
-def refuse_questions() -> None:
-    """Make ``breakpoint()``, ``pdb.set_trace()`` and ``input()`` raise a UsageError in this process.
+class Questions:
+    """What functions ask the user, by debuggers that read lines, and by ``input()``."""
 
-    PYTHONBREAKPOINT may still name another debugger, or none (0).
-    """
-    sys.breakpointhook = _breakpoint
-    sys.stdin = _NoInput(sys.stdin.buffer)
+    def __init__(
+        self, send: Callable[[Asked], None], descriptors: Descriptors, listener: Listener
+    ) -> None:
+        """*send* brings a question to the main program, whose answer comes with *descriptors*."""
+        self._send = send
+        self._descriptors = descriptors
+        self._listener = listener
+        self._pid = os.getpid()
+        self._count = 0
+
+    def ask(self) -> str:
+        """The line that the user answers to what was printed last, with its end; empty where there is
+        none, and when the call is given up: then a debugger ends.
+
+        Raises: UsageError where nobody waits for the call.
+        """
+        self._check()
+        self._count += 1
+        number = -self._count  # which no other descriptor has
+        try:
+            if self._listener.unwanted():
+                return ""
+            open_lines.clear()  # the answer ends the line
+            sys.stdout.flush()
+            self._send(Asked(number, self._listener.number))
+            while not self._descriptors.has(number):
+                select.select([self._descriptors.fileno()], [], [])
+                with atomic:
+                    self._descriptors.receive()
+            return os.pread(self._descriptors.descriptor(number), _LONGEST, 0).decode(
+                errors="surrogateescape"
+            )
+        except KeyboardInterrupt:  # which a debugger would take for itself
+            return ""
+        finally:
+            self._descriptors.refuse(number)
+
+    def _check(self) -> None:
+        if os.getpid() != self._pid or threading.current_thread() is not threading.main_thread():
+            raise UsageError(
+                "a debugger, or input(), was called in a thread, or a process, that a function on a "
+                "worker has started: only the function itself can ask the user."
+            )
+        if is_initializing():
+            raise UsageError(
+                "a debugger, or input(), was called in an initializer, which may run while nobody waits "
+                "for it: call it in a function."
+            )
 
 
-def _breakpoint(*args: Any, **kwargs: Any) -> Any:
-    if os.environ.get("PYTHONBREAKPOINT") in (None, "", "pdb.set_trace"):
-        _refuse("breakpoint()")
-    return sys.__breakpointhook__(*args, **kwargs)
+class _Asking(io.TextIOWrapper):
+    """A standard input whose lines the user types; it has ended for those who read it as a file."""
 
-
-class _NoInput(io.TextIOWrapper):
-    """A standard input that nobody can write to; it has ended for those who read it as a file."""
+    def __init__(self, buffer: Any, ask: Callable[[], str]) -> None:
+        super().__init__(buffer)
+        self._ask = ask
 
     def readline(self, size: int = -1, /) -> str:  # type: ignore[override]  # input() and pdb call it
-        _refuse("a debugger, or input(),")
+        return self._ask()
 
 
-def _refuse(what: str) -> NoReturn:
-    how = "as f.as_serial(…), with the same arguments"
-    if here.rank is not None and here.rank.item is not None:
-        how = "itself, without map(), with the item"
-    raise UsageError(
-        f"{what} was called in a worker, which has no terminal: call the function {how}: it runs in "
-        f"your own process then, where a debugger stops."
-    )
+def ask_by(questions: Questions) -> None:
+    """Let ``breakpoint()``, ``pdb.set_trace()`` and ``input()`` ask the user, by *questions*."""
+    sys.stdin = _Asking(sys.stdin.buffer, questions.ask)

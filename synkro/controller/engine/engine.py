@@ -17,7 +17,6 @@ import functools
 import pickle
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
@@ -34,6 +33,7 @@ from ...errors import (
 from ...ipc.channel import Lane
 from ...ipc.pool import WorkerPool
 from ...ipc.process import ProcessEnd
+from ...ipc.waiting import clock
 from ...machine import disown_in_children
 from ...memory.interrupts import uninterrupted
 from ...memory.segment import Segment, undoing
@@ -46,6 +46,7 @@ from ..tracing.trace import Trace
 from .directory import Directory
 from .nesting import check_alone, check_not_handling, goes_on, operation
 from .post import Post
+from .prompt import Prompt
 from .turns import Turns, is_past
 from .workers import Workers
 
@@ -169,6 +170,7 @@ class Engine:
             self.channel: Final = pool.start(environments, board_bytes(self.size), self._note)
             self.everyone: Final = self.channel.everyone
             self._post = Post(self._pool, self.channel, self.directory, self.run)
+            self._prompt = Prompt(self._pool, self.channel)
             self.workers: Final = Workers(self._pool, self.channel, self.directory)
             self.wake_early = self.channel.wake_early
             self.state = State.READY
@@ -280,7 +282,7 @@ class Engine:
         limit = turns.limit if timeout is None else timeout
         if self.interrupted:
             self.settle(limit)
-        deadline = None if limit is None else time.monotonic() + limit
+        deadline = None if limit is None else clock() + limit
         self.interrupted = self.interrupted | lane.members if beside else lane.members
         try:
             if trace is not None:
@@ -288,12 +290,8 @@ class Engine:
             self._post.send(payload, segments, lane)
             if trace is not None:
                 trace.mark("wait")
-            sentinels = self._pool.sentinels
-            if beside:
-                ready = turns.released(lambda: lane.wait(deadline, sentinels, on_tick))
-            else:
-                ready = lane.wait(deadline, sentinels, on_tick)
-            if ready:
+            wait = functools.partial(lane.wait, deadline, self._pool.watched, on_tick)
+            while ready := turns.released(wait) if beside else wait():
                 self._check_alive(ready)
             if deadline is not None and (late := lane.unanswered()):
                 raise self._post.late(late, limit or 0.0)
@@ -350,7 +348,7 @@ class Engine:
         try:
             if trace is not None:
                 trace.mark("wait")
-            ready = self.everyone.wait_for(condition, deadline, self._pool.sentinels, on_tick)
+            ready = self.everyone.wait_for(condition, deadline, self._pool.watched, on_tick)
             if trace is not None:
                 trace.mark("collect")
             return self._check_alive(ready)
@@ -423,11 +421,11 @@ class Engine:
 
     def _await_all(self, lane: Lane, limit: float | None) -> None:
         """Interrupt the ranks that have not answered, and wait for them."""
-        deadline = None if limit is None else time.monotonic() + limit
+        deadline = None if limit is None else clock() + limit
         quiet = True
         while True:
             self._abandon(lane)
-            nudge = time.monotonic() + _QUIET
+            nudge = clock() + _QUIET
             until = nudge if deadline is None else min(nudge, deadline)
             wait = functools.partial(
                 lane.wait_for, lambda: not lane.unanswered(), until, self._pool.sentinels
@@ -443,10 +441,12 @@ class Engine:
                 quiet = False
 
     def _check_alive(self, ready: list[int]) -> list[ProcessEnd]:
-        """The workers whose sentinels are *ready*, if what is open outlives them.
+        """The workers whose sentinels are *ready*, if what is open outlives them; what workers ask is
+        answered.
 
         Raises: WorkerDied, and breaks the session, if not.
         """
+        ready = self._prompt.answered(ready)
         if not ready:
             return []
         self.require_ready()  # another thread may have called close()
@@ -504,7 +504,7 @@ class Engine:
         A call of another thread has a second to end; then it fails with SessionClosed.  Ctrl-C is
         deferred until all is closed.
         """
-        deadline = time.monotonic() + _GRACE
+        deadline = clock() + _GRACE
         held = self.lock.acquire(timeout=_GRACE)
         all_over = held and self.turns.wait_for_all(deadline)
         try:

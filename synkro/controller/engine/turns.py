@@ -15,12 +15,13 @@ its thread holds the turn's lock, by ``with``: whatever interrupts the thread, t
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import takewhile
 from operator import methodcaller
 from typing import Any, TypeVar
+
+from ...ipc.waiting import clock
 
 T = TypeVar("T")
 
@@ -33,8 +34,8 @@ _RELEASE = methodcaller("_release_save")
 
 
 def is_past(deadline: float | None) -> bool:
-    """Whether a *deadline* is over, by the monotonic clock; None never is."""
-    return deadline is not None and time.monotonic() >= deadline
+    """Whether a *deadline* is over, by the ``clock``; None never is."""
+    return deadline is not None and clock() >= deadline
 
 
 class NeedsAll(Exception):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +11,7 @@ from ...errors import WorkerDied
 from ...ipc.channel import Controller, Lane
 from ...ipc.pool import WorkerPool
 from ...ipc.process import ProcessEnd
+from ...ipc.waiting import clock
 from ...memory.interrupts import uninterrupted
 from ...messages import Ack, Command, Release
 from .directory import Directory
@@ -90,7 +90,7 @@ class Workers:
     def _send(self, rank: int, command: Command, segments: Segments, limit: float | None) -> Any:
         lane = self._channel.lane((rank,))
         self._post.send(pickle.dumps(command, 5), segments, lane)
-        deadline = None if limit is None else time.monotonic() + limit
+        deadline = None if limit is None else clock() + limit
         sentinel = self._pool.sentinel_of(rank)
         if lane.wait(deadline, [sentinel]):
             raise self._pool.death(sentinel)
@@ -119,17 +119,17 @@ class Workers:
         """Interrupt all ranks that have not answered, and wait for them: who has not answered after so
         many seconds is killed.  Returns the ranks that died, which are buried."""
         lane, dead = self._channel.everyone, list[int]()
-        deadline = time.monotonic() + seconds
+        deadline = clock() + seconds
         while waiting := lane.unanswered():
             for rank in waiting:
                 self._channel.give_up(rank)
             self._channel.fence()
             self._channel.wake_all()
-            if time.monotonic() < deadline:
+            if clock() < deadline:
                 self._pool.interrupt(waiting)
             else:
                 self._pool.kill(waiting)
-            until = time.monotonic() + _AGAIN
+            until = clock() + _AGAIN
             for sentinel in lane.wait_for(lambda: not lane.unanswered(), until, self._pool.sentinels):
                 dead.append(self._pool.end_of(sentinel).rank)
                 self.bury(dead[-1])

@@ -11,13 +11,13 @@ An item that takes too long is ended with its worker.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from ...errors import CallTimeout, SynkroError, WorkerDied
 from ...ipc.process import ProcessEnd
 from ...ipc.queue import Dispatcher
+from ...ipc.waiting import clock
 from ...memory.interrupts import uninterrupted
 from ...messages import Phase
 from ..calls.replacement import CannotReplaceError, Replacement, failed
@@ -109,12 +109,12 @@ class Deaths:
         longest = self._wished.item_timeout
         if longest is None:
             return deadline
-        soon = time.monotonic() + min(max(longest / 10, _SOONEST), _LATEST)
+        soon = clock() + min(max(longest / 10, _SOONEST), _LATEST)
         return soon if deadline is None else min(soon, deadline)
 
     def end_late(self, tries: Callable[[int], int]) -> None:
         """Kill the workers whose items have taken too long; *tries* tells how often one was tried."""
-        longest, now = self._wished.item_timeout, time.monotonic()
+        longest, now = self._wished.item_timeout, clock()
         if longest is None:
             return
         for rank in self._engine.everyone.unanswered():

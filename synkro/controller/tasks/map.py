@@ -21,6 +21,7 @@ from typing import Any
 
 from ...errors import CallTimeout, InternalError, UsageError, WorkerDied
 from ...ipc.queue import Dispatcher
+from ...ipc.waiting import clock
 from ...messages import Failed, Phase, Work
 from ...packing.pickles import dumped
 from ..calls.distribution import SentFunction
@@ -142,7 +143,7 @@ class Map:
         self._lost = True
 
     def _deadline(self) -> float | None:
-        return None if self._wished.limit is None else time.monotonic() + self._wished.limit
+        return None if self._wished.limit is None else clock() + self._wished.limit
 
     def _goes_on(self) -> bool:
         """Whether there is something to wait for.  Raises: what has ended the map, once."""
@@ -345,7 +346,7 @@ class Map:
             rest = functools.partial(self._rest, self._wished.limit) if self._open else None
             ranks = self._deaths.replace(rest)
             while self._open and not (self._ending or self._deaths.have_begun):
-                self._attend(lambda: self._deaths.have_begun, time.monotonic() + _WHILE)
+                self._attend(lambda: self._deaths.have_begun, clock() + _WHILE)
             for rank in ranks if self._open and not self._ending else ():
                 self._engine.workers.join(rank, self._payload, self._planned.segments)
 
@@ -365,7 +366,7 @@ class Map:
 
     def _rest(self, limit: float | None) -> None:
         """Have all workers end what they do, and take no more items."""
-        deadline = None if limit is None else time.monotonic() + limit
+        deadline = None if limit is None else clock() + limit
         if self._until is not None:
             deadline, limit = self._until, self._wished.limit
         self._end(at_once=True)

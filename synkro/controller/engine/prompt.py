@@ -1,0 +1,48 @@
+"""The terminal, or the notebook, of the main program, for workers that ask something."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from dataclasses import dataclass
+
+from ...ipc.channel import Controller
+from ...ipc.output import Question
+from ...ipc.pool import WorkerPool
+from ...ipc.waiting import standing_still
+
+_turn = threading.RLock()  # of the threads that ask the user something
+
+
+@dataclass(eq=False)
+class Prompt:
+    """Has the user answer what the workers of a session ask: a debugger, or ``input()``, in a function.
+
+    The other ranks wait meanwhile, and no time limit counts.
+    """
+
+    _pool: WorkerPool
+    _channel: Controller
+
+    def answered(self, ready: list[int]) -> list[int]:
+        """Answer what is asked, by the thread that waits for a call; returns the others of the
+        descriptors that are *ready*.  Raises: KeyboardInterrupt."""
+        if self._pool.asking not in ready:
+            return ready
+        with _turn:
+            while (question := self._pool.question()) is not None:
+                rank, asked, _ = question
+                if self._channel.is_doing(rank, asked.command):
+                    self._pool.answer(rank, asked.number, _answered(question))
+        return [fd for fd in ready if fd != self._pool.asking]
+
+
+def _answered(question: Question) -> str:
+    """What the user has answered, with the end of the line; empty where there is nobody."""
+    with standing_still():
+        try:
+            return f"{input(question.prompt)}\n"
+        except Exception as error:  # there is no input, or it has ended; a notebook may forbid it
+            if not isinstance(error, EOFError):
+                print(f"Synkro: {question.prompt.strip()} gets no answer: {error}", file=sys.stderr)
+            return ""
