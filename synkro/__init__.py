@@ -41,6 +41,7 @@ from . import errors, plugs
 if TYPE_CHECKING:
     from .api import *
     from .controller.calls.function import Function
+    from .controller.calls.replay import debug
     from .controller.data.attached import Ring
     from .controller.data.data import Data
     from .controller.data.stored import StoredData
@@ -71,11 +72,11 @@ __all__ += ["Shared", "get_lengths", "get_shapes", "get_value", "load", "place",
 __all__ += ["all_gather", "all_reduce", "broadcast", "gather", "reduce", "scatter", "shared"]
 __all__ += ["World", "all_to_all", "barrier", "exchange", "recv", "reduce_scatter", "send", "split"]
 __all__ += ["host", "local_rank", "local_size", "rank", "rng", "rows", "size", "xp"]
-__all__ += ["plot_timeline", "summary", "trace"]
+__all__ += ["debug", "plot_timeline", "summary", "trace"]
 __all__ += ["InvalidIndex", "InvalidType", "InvalidValue", "OutputError", "SynkroError", "UsageError"]
 __all__ += ["CallTimeout", "CollectiveError", "InternalError", "NotAvailable", "SharedMemoryError"]
 __all__ += ["NotForked", "RingBroken", "SessionBroken", "SessionClosed", "SessionError"]
-__all__ += ["HostLost", "RemoteTraceback", "WorkerDied", "WorkerError"]
+__all__ += ["HostLost", "RemoteTraceback", "ReplayEnded", "WorkerDied", "WorkerError"]
 
 
 if not TYPE_CHECKING:  # which would take each name for one of these

@@ -29,6 +29,7 @@ from . import here
 from .controller.calls.forms import MakesFunctions, make_function
 from .controller.calls.function import Function  # noqa: F401
 from .controller.calls.graphs import teach_transfers
+from .controller.calls.replay import debug  # noqa: F401
 from .controller.data.attached import Ring
 from .controller.data.data import Data, MakesData  # noqa: F401
 from .controller.data.stored import StoredData  # noqa: F401
@@ -491,26 +492,17 @@ def size() -> int:
 
 def host() -> int:
     """The number of this worker's host: its place in ``Session.hosts``, 0 where there is one."""
-    here_on = _worker("host")
-    return 0 if here_on is None else here_on.hosts.index(here_on.host)
+    return current_group("host").where[0]
 
 
 def local_rank() -> int:
     """Which of its host's workers this is: 0 … ``local_size()`` - 1, whoever takes part in the call."""
-    here_on = _worker("local_rank")
-    return 0 if here_on is None else here_on.number - here_on.host.start
+    return current_group("local_rank").where[1]
 
 
 def local_size() -> int:
     """How many workers this worker's host has."""
-    here_on = _worker("local_size")
-    return 1 if here_on is None else len(here_on.host)
-
-
-def _worker(verb: str) -> Workspace | None:
-    """The worker that runs the function; None in ``as_serial``.  Raises: UsageError outside of both."""
-    current_group(verb)
-    return cast("Workspace | None", here.rank)
+    return current_group("local_size").where[2]
 
 
 def rng() -> np.random.Generator:

@@ -91,6 +91,10 @@ class CollectiveError(UsageError, RuntimeError):
         self.strays = strays
 
 
+class ReplayEnded(CollectiveError):
+    """A replay has come to a collective whose result is not known here."""
+
+
 class SessionError(SynkroError, RuntimeError):
     """There is no session that could serve the call."""
 
@@ -108,11 +112,25 @@ class SessionBroken(SessionError):
 
 
 class RemoteTraceback(Exception):
-    """The traceback of a worker's exception, as text: the cause of a ``WorkerError``."""
+    """The traceback of a worker's exception, as text: the cause of a ``WorkerError``.
 
-    def __init__(self, text: str) -> None:
+    Attributes:
+        began: how the run began that failed, pickled; empty where that is not known.
+        again: runs it once more, in this process, or on the worker; None if that cannot be.
+    """
+
+    def __init__(self, text: str, began: bytes = b"") -> None:
         super().__init__(text)
         self.text = text
+        self.began = began
+        self.again: Any = None
+
+    def keep(self, again: Any) -> None:
+        """Keep what runs the function once more."""
+        self.again = again
+
+    def __reduce__(self) -> Any:
+        return RemoteTraceback, (self.text,)
 
     def __str__(self) -> str:
         return f"\n{self.text}"
@@ -149,6 +167,34 @@ class WorkerError(SynkroError):
         self.original = original
         if host:
             self.host = host
+
+    def replay(self) -> Any:
+        """Run what failed once more, in this process: it raises here what it raised on the worker.
+
+        The function gets copies of the rows, or of the item, that the worker had, and of all globals,
+        objects and variables that it uses, as they are on that worker now; random generators are as
+        they were when the call, or the task, began.  Nothing that it changes is changed in the program,
+        or on the worker.  ``rank()``, ``size()`` and ``rows()`` are those of the worker; a collective
+        returns what it had returned there, if that was small.
+
+        A debugger sees the frames of the function: ``%debug`` in a notebook, ``pdb.pm()``.  If nothing
+        is raised, a warning says so, and the result is returned.  On GPUs, which this process never
+        touches, the debugger opens on the worker at once, and None is returned.
+
+        Raises: what the function raises; ReplayEnded at a collective whose result is not known;
+        UsageError if there is nothing to run, as the session was closed; SessionBroken.
+        """
+        cause = self.__cause__
+        again = cause.again if isinstance(cause, RemoteTraceback) else None
+        if again is None:
+            raise UsageError(
+                "this WorkerError cannot be replayed: no function of this program's own session has "
+                "raised it, or it is a copy, or a hundred others have come since."
+            )
+        try:
+            return again()
+        except BaseException as error:
+            raise folded(error)  # noqa: B904  it is the same one
 
     def __str__(self) -> str:
         return self._message

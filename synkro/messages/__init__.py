@@ -9,6 +9,7 @@ exactly one reply.
     Assign      → (the reply to the command after it)  put these numbers and strings into such objects
     Compare     → Compared  say which of these objects you have changed
     Fetch       → Copied  return a copy of an object
+    Replay      → Copied  return a copy of what a function needs that has failed
     Changes      → Changed  say which of all objects functions have changed, and a digest of each
     Copy        → Copied  return what such objects hold, for a worker that takes the place of another
     Preserve    → Ack     keep what objects and variables hold, or put it back
@@ -61,6 +62,7 @@ from .calls import (
     Piece,
     Reduce,
     Reduction,
+    Replay,
     Store,
     StoredPiece,
     Work,

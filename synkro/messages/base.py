@@ -104,7 +104,8 @@ class Failed(Reply):
     ``usage`` says that it is one of our own errors of use, to be raised as it is; ``pickled`` is
     the exception itself, where it survives a round trip, and ``kinds`` are its classes.  ``strays``
     says that another rank's failure was the cause.  ``traceback`` is for ``packing.failures``.
-    ``item`` is the number of the item on which a task failed.
+    ``item`` is the number of the item on which a task failed.  ``began`` says how the run began, for a
+    replay: see ``worker.scene``.
     """
 
     function: str | None
@@ -115,3 +116,4 @@ class Failed(Reply):
     usage: bool
     strays: bool
     item: int | None
+    began: bytes = b""

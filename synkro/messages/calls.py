@@ -30,7 +30,7 @@ class FunctionSpec(Message):
     finish: Any = None
 
 
-class Call(Command):
+class _OfPlan(Command):
     plan: CallPlan
 
     def names(self) -> Iterator[tuple[int, Access]]:
@@ -38,6 +38,10 @@ class Call(Command):
 
     def reads(self, ranks: Sequence[int], view: View) -> Iterator[Extent | PickedRows]:
         return extents.inputs(self.plan, ranks, view)
+
+
+class Call(_OfPlan):
+    """Run a function once on each rank, as its plan says."""
 
     def writes(self, replies: Mapping[int, Reply], view: View) -> Iterator[Extent | Partial]:
         return outputs_of(replies, view)
@@ -62,6 +66,20 @@ class Work(Command):
 
     def reads(self, ranks: Sequence[int], view: View) -> Iterator[Extent | PickedRows]:
         return extents.inputs(self.plan, ranks, view)
+
+
+class Replay(_OfPlan):
+    """Copy what *rank* needs to run a function once more that has failed: in the call of the plan, or on
+    the *item* of a map, a pickle; the plan is that of what items have in common then.
+
+    *began* is as in ``Failed``.  If it *opens* a prompt, the function runs on the rank, and so does a
+    debugger at the line that raises.
+    """
+
+    rank: int
+    item: bytes | None
+    began: bytes
+    opens: bool
 
 
 class Piece(NamedTuple):

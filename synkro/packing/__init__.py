@@ -12,6 +12,7 @@
     refused      what cannot be sent to the workers, and what to do instead
     futures      a task of an executor, and what its arguments are made of again
     fingerprint  digests of functions and values, the same in each run of a program
+    scene        what a function needs to run once more in the main program
     settings     settings of libraries, which the workers take over
     place        working directory and search path, which they take over, too
     failures     exceptions of the workers, and their tracebacks, on the way to the main process

@@ -119,12 +119,17 @@ class Runner:
         """*initializer* is a function with its arguments: each worker calls it once."""
         self._key = key
         self._initializer = initializer
+        self._begins: Callable[[Any], object] = _nobody
 
     def __call__(self, task: PickledValue | tuple[Any, ...]) -> tuple[Any]:
         """The result of a task, in a tuple: what is none is an exception."""
         if self._initializer is not None and self._key not in _prepared:
             self._prepare(self._initializer)
-        return (_done(task, self._key),)
+        return (_done(task, self._key, self._begins),)
+
+    def tell_by(self, begins: Callable[[Any], object]) -> None:
+        """Tell of each function that begins."""
+        self._begins = begins
 
     def _prepare(self, initializer: PickledValue) -> None:
         global _prepares  # noqa: PLW0603  only one thread has tasks
@@ -184,7 +189,11 @@ def _class_completed(complete: Callable[[type, Any], type], kind: type, state: A
 _changes = 0  # of the settings that tasks bring
 
 
-def _done(task: PickledValue | tuple[Any, ...], key: str) -> Any:
+def _nobody(fn: Any) -> None:
+    """Nothing is done when a function begins."""
+
+
+def _done(task: PickledValue | tuple[Any, ...], key: str, begins: Callable[[Any], object]) -> Any:
     """What a task returns: it is pickled, or beside its arguments is the pickle of its function."""
     global _changes  # noqa: PLW0603  only one thread has tasks
     try:
@@ -195,6 +204,7 @@ def _done(task: PickledValue | tuple[Any, ...], key: str) -> Any:
             settings.take_back() if found is None else settings.apply(pickle.loads(found))
         if isinstance(fn, bytes):
             fn = function_of(fn, key)
+        begins(fn)
         return fn(*args, **kwargs)
     except Exception:
         raise

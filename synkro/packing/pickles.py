@@ -270,20 +270,7 @@ class _ForWorkers(Stream):
             if name in space.names and name not in space.assigned
             if not self._current(space, name, value := space.names[name]) and not is_for_program(value)
         }
-        cells: list[tuple[int, Any]] = []
-        for cell in fn.__closure__ or ():
-            with contextlib.suppress(ValueError):  # nothing was assigned yet
-                if not is_for_program(value := cell.cell_contents):
-                    cells.append((len(cells), value))
-                    continue
-            cells.append((-1, None))
-        parts = {name: getattr(fn, name) for name in (*kinds.FUNCTION_PARTS[1:], *_DESCRIBING)}
-        try:
-            parts["__annotations__"] = fn.__annotations__
-        except NameError:  # from Python 3.14 on, of what is imported for type checkers only
-            parts["__annotations__"] = {}
-        state = (parts, fn.__dict__.copy(), [c for c in cells if c[0] >= 0], names)
-        return _bare_function, (fn.__code__, space, len(cells)), state, None, None, _complete_function
+        return made_function(fn, space, names)
 
     def _class(self, cls: type) -> Any:
         module = sys.modules.get(cls.__module__)
@@ -302,6 +289,35 @@ class _ForWorkers(Stream):
         if is_class_by_value(reduced):
             self.classes[id(cls)] = cls
         return _whole_class(cls, reduced)
+
+
+def made_function(fn: FunctionType, module: Any, names: dict[str, Any]) -> tuple[Any, ...]:
+    """What to reduce a function to that is made anew with these *names* in a *module*."""
+    cells: list[tuple[int, Any]] = []
+    for cell in fn.__closure__ or ():
+        with contextlib.suppress(ValueError):  # nothing was assigned yet
+            if not is_for_program(value := cell.cell_contents):
+                cells.append((len(cells), value))
+                continue
+        cells.append((-1, None))
+    parts = {name: getattr(fn, name) for name in (*kinds.FUNCTION_PARTS[1:], *_DESCRIBING)}
+    try:
+        parts["__annotations__"] = fn.__annotations__
+    except NameError:  # from Python 3.14 on, of what is imported for type checkers only
+        parts["__annotations__"] = {}
+    state = (parts, fn.__dict__.copy(), [c for c in cells if c[0] >= 0], names)
+    return _bare_function, (fn.__code__, module, len(cells)), state, None, None, _complete_function
+
+
+def another_class(cls: type, reduced: Any) -> Any:
+    """What to reduce a class to, which cloudpickle has *reduced*, so that where it is loaded it becomes
+    another one than that which is there."""
+    reduced = _whole_class(cls, reduced)
+    place = _SKELETONS.get(getattr(reduced[0], "__name__", "")) if isinstance(reduced, tuple) else None
+    if place is None:
+        return reduced
+    make, args, *rest = reduced
+    return make, (*args[:place], None, *args[place + 1 :]), *rest
 
 
 def is_class_by_value(reduced: Any) -> bool:

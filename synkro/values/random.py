@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -94,6 +96,19 @@ def state_of(generator: Any) -> Any:
     if isinstance(generator, np.random.BitGenerator):
         return generator.state
     return generator.get_state() if hasattr(generator, "get_state") else generator.getstate()
+
+
+@contextlib.contextmanager
+def with_states(states: Iterable[tuple[Any, Any]]) -> Iterator[None]:
+    """A block in which generators begin in these *states*; after it they are as before."""
+    before = [(generator, state_of(generator), state) for generator, state in states]
+    try:
+        for generator, _, state in before:
+            put_state(generator, state)
+        yield
+    finally:
+        for generator, state, _ in before:
+            put_state(generator, state)
 
 
 def put_state(generator: Any, state: Any) -> None:

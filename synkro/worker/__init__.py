@@ -12,12 +12,15 @@
     tasks        a map: one item of a queue after the other
     merging      the outputs of a call: merged over its slices, laid out in the outbox
     group        the ranks of a running call, as the function sees them
+    recorded     what collectives have given, for a replay
     world        some of these ranks, with collectives of their own
     autograd     the gradients of collectives, for PyTorch's tensors
     objects      the objects that functions have brought along, on this worker
     logs         what this process logs and warns of, sent to the main program
-    terminal     what asks for input in a worker says what to do, and lines end with tasks
+    terminal     what asks for input in a worker asks the user, and lines end with tasks
     variables    what commands do with the variables of one rank
+    scene        what a function that has failed needs, copied for the main program
+    replay       a run that has failed, once more
     copying      how results and objects are pickled
     replica      ``Replica``: one rank's replica of a variable
 """

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,7 @@ class PreparedCall:
 
     Attributes:
         name: the function's.
-        in_parts: as in ``group.Running``.
+        in_parts, piece: as in ``group.Running``.
     """
 
     def __init__(self, rank: Workspace, plan: plans.CallPlan) -> None:
@@ -60,7 +60,7 @@ class PreparedCall:
         self.in_parts: bool = plan.in_parts
         self._called = f"an argument of the function {spec.name!r}"
         self._spans = slices_of(plan.spans[rank.number], plan.slices)
-        self._number = 0  # of the piece that runs
+        self.piece: int = 0
         self._sliced = [rank.variables[number] for number in plan.sliced]
         libraries = plan.form.libraries if plan.form else (None,) * len(plan.inputs)
         instead = None if rank.device.xp is np else library_instead(spec.fn)
@@ -97,7 +97,7 @@ class PreparedCall:
         rank, spec = self._rank, self._spec
         if not self._spans:
             return self._run_without_rows()
-        rank.begin_call(self._ranks, self)
+        rank.begin_call(self._ranks, self, spec.fn)
         rank.mark(Phase.FEEDING)
         for place, key, number in self._numbers:
             place[key] = self._value_of(number)
@@ -147,18 +147,33 @@ class PreparedCall:
         rank, spec = self._rank, self._spec
         rank.keep([])
         if spec.finish is not None:
-            rank.begin_call(self._ranks, self)
+            rank.begin_call(self._ranks, self, spec.fn)
             if spec.updates:
                 rank.comm.barrier()  # in which the others wait before they update
             self._finish(0)
         return Done(None, None)
+
+    @contextlib.contextmanager
+    def shown(self, piece: int) -> Iterator[tuple[list[Any], dict[str, Any]]]:
+        """A block in which variables show the rows of a *piece*; yields its arguments."""
+        self.piece = piece
+        for place, key, number in self._numbers:
+            place[key] = self._value_of(number)
+        arguments: Any = self._fixed or self._arguments()
+        try:
+            args, kwargs, _ = next(islice(arguments, piece, None))
+            for variable in self._sliced:
+                variable.show(self._rows_held(self._spans[piece]))
+            yield args, kwargs
+        finally:
+            self._let_go(arguments)
 
     def _compute(self, arguments: Any, updates: Updates | None) -> None:
         """Run the function on each piece, and merge what it returns."""
         rank, spec, subset = self._rank, self._spec, self._plan.subset
         for number, (args, kwargs, weight) in enumerate(arguments):
             rank.report(Phase.RUNNING, number)
-            self._number = number
+            self.piece = number
             for variable in self._sliced:
                 variable.show(self._rows_held(self._spans[number]))
             value = rank.start(spec.fn, args, kwargs)
@@ -306,7 +321,7 @@ class PreparedCall:
 
     def rows(self) -> NDArray[np.int64] | None:
         """The indices of the rows of the running piece among all rows of the scattered inputs."""
-        start, stop = self._spans[self._number]
+        start, stop = self._spans[self.piece]
         selection = self._plan.selection
         if selection is None:
             return None

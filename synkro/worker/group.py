@@ -29,11 +29,13 @@ from ..devices.cpu import CpuDevice
 from ..errors import CollectiveError, InvalidType, InvalidValue, UsageError, counted, shortened, shown
 from ..memory.interrupts import atomic
 from ..messages import Phase
+from ..packing.scene import Result
 from ..plan.outputs import by_name, flatten, unflatten
 from ..values.arrays import Array, is_fixed, is_numeric, plain
 from ..values.foreign import handed, has_history, host_array, library_of
 from ..values.random import generator_of_item
 from ..values.variable import Variable
+from .recorded import Recorded
 from .replica import Replica
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -45,10 +47,12 @@ class Running(Protocol):
     Attributes:
         name: that of the function.
         in_parts: whether it is cut into pieces of which the user has said nothing.
+        piece: the number of that which runs.
     """
 
     name: str
     in_parts: bool
+    piece: int
 
     def rows(self) -> NDArray[np.int64] | None:
         """The indices of the call's rows among all rows of the scattered inputs; None if there are
@@ -67,6 +71,43 @@ class Task:
     seed: int = 0
     map: int = 0
     number: int = 0
+
+
+class RankGenerator:
+    """The random generators of a rank: its own, made when it is first asked for, and that of a task."""
+
+    def __init__(self, make: Callable[[], np.random.Generator]) -> None:
+        self._own = functools.cache(make)  # made when it is first used: numpy.random takes 2 MB
+        self._of_task: tuple[Any, np.random.Generator] | None = None
+
+    def begin(self) -> None:
+        """Tasks begin: one that is tried again draws the same."""
+        self._of_task = None
+
+    def own(self) -> np.random.Generator:
+        """The generator of the rank."""
+        return self._own()
+
+    def of(self, task: Task | None) -> np.random.Generator:
+        """The generator of a *task*, or, if there is none, of the rank."""
+        if task is None:
+            return self._own()
+        item = task.seed, task.map, task.number
+        if self._of_task is None or self._of_task[0] != item:
+            self._of_task = item, generator_of_item(*item)
+        return self._of_task[1]
+
+    @property
+    def state(self) -> Any:
+        """The state of the rank's own; None until it is asked for."""
+        return self._own().bit_generator.state if self._own.cache_info().currsize else None
+
+    def restore(self, state: Any) -> None:
+        """Have the rank's own be in a *state*, or not be made yet, if that is None."""
+        if state is None:
+            self._own.cache_clear()
+        else:
+            self._own().bit_generator.state = state
 
 
 def _collective(method: Method) -> Method:
@@ -92,11 +133,15 @@ def _collective(method: Method) -> Method:
                 f"rows of one piece of each rank, and not all of them. Leave num_slices= out, or give "
                 f"a number that suits the function."
             )
+        if self.recorded.gives:
+            return self.recorded.next(method.__name__, args)
         with self.turn:
             self.mark(Phase.COMMUNICATING)
             self.device.resume()
             try:
-                return method(self, *args, **kwargs)
+                result = method(self, *args, **kwargs)
+                self.recorded.note(method.__name__, result)
+                return result
             finally:
                 self.comm.agreement.note(0, self.within)
                 self.mark(Phase.RUNNING)
@@ -110,7 +155,7 @@ class Group:
     Attributes:
         comm: this rank's end of the collectives.
         device: what this rank computes on.
-        rng: this rank's random generator, made when it is first asked for.
+        generator: this rank's random generators.
         in_call: this rank's place among those of the call, and their number: also while another thread
             is in a collective of a world.
         checking: whether the call is one of ``Function.check``.
@@ -118,6 +163,8 @@ class Group:
         within: the collective whose gradient is computed, if one is.
         stand_ins: in ``as_serial``, by the id of a variable: the variable, its value when it was first
             used, and the replica in its place.
+        where: the number of this rank's host, its number there, and how many are there.
+        recorded: the results of the collectives of the call.
     """
 
     def __init__(
@@ -127,6 +174,7 @@ class Group:
         device: Device | None = None,
         mark: Callable[[int], None] = lambda phase: None,
         master_rank: int = 0,
+        where: tuple[int, int, int] = (0, 0, 1),
     ) -> None:
         """*rng* makes the generator; *mark* records for a trace what this rank does."""
         self.comm = comm
@@ -138,13 +186,14 @@ class Group:
         self.turn: Final = threading.RLock()
         self.within: Entry | None = None
         self._exchanged: Counter[tuple[int, ...]] = Counter()  # by two ranks: how often in this call
-        self._rng = functools.cache(rng)  # made when it is first used: numpy.random takes 2 MB
+        self.generator: Final = RankGenerator(rng)
         self._master_rank = master_rank
         self._task: Task | None = None
         self._alone = False
-        self._task_rng: tuple[Any, np.random.Generator] | None = None
         self._running: Running | None = None
         self.stand_ins: dict[int, tuple[Variable, Array, Replica]] = {}
+        self.where: Final = where
+        self.recorded: Final = Recorded()
 
     def begin(self, epoch: int, ranks: tuple[int, ...], running: Running | None = None) -> None:
         """A call begins, in which *ranks* take part; *running*, if a function runs in it."""
@@ -153,6 +202,19 @@ class Group:
         self.in_call = members.place, len(members.ranks)
         self._running = running
         self._exchanged.clear()
+        self.recorded.clear()
+
+    @contextmanager
+    def replaying(self, results: Iterable[Result], place: tuple[int, int]) -> Iterator[None]:
+        """A block that is a call at this *place* among its ranks, whose collectives have these
+        *results*."""
+        before, checking = self.in_call, self.checking
+        self.in_call, self.checking = place, False
+        try:
+            with self.recorded.giving(results):
+                yield
+        finally:
+            self.in_call, self.checking = before, checking
 
     @contextmanager
     def among(self, members: Members) -> Iterator[None]:
@@ -187,6 +249,7 @@ class Group:
     def take(self, task: Task | None) -> None:
         """From now on *task* runs, on one item after the other, or none."""
         self._task = task
+        self.generator.begin()
 
     @property
     def in_task(self) -> bool:
@@ -216,28 +279,15 @@ class Group:
         self.checking = checking
 
     @property
-    def rng_state(self) -> Any:
-        """The state of this rank's random generator; None until it is asked for."""
-        return self._rng().bit_generator.state if self._rng.cache_info().currsize else None
-
-    def restore_rng(self, state: Any) -> None:
-        """Have this rank's random generator be in a *state*, or not be made yet, if that is None."""
-        if state is None:
-            self._rng.cache_clear()
-        else:
-            self._rng().bit_generator.state = state
+    def piece(self) -> int:
+        """The number of the piece of the call that runs."""
+        return 0 if self._running is None else self._running.piece
 
     @property
     def rng(self) -> np.random.Generator:
         if self.checking:
             raise _no_plain_run("draws from rng()")
-        task = self._task
-        if task is None:
-            return self._rng()
-        item = task.seed, task.map, task.number
-        if self._task_rng is None or self._task_rng[0] != item:
-            self._task_rng = item, generator_of_item(*item)
-        return self._task_rng[1]
+        return self.generator.of(self._task)
 
     def stand_in(self, variable: Variable) -> Replica:
         """The replica that stands for a worker variable in ``as_serial``."""

@@ -356,6 +356,15 @@ class RankObjects:
         head += bytes(len(head) % 2)  # elements have two bytes; the pickle knows where it ends
         return [np.frombuffer(head, PICKLED), *(np.frombuffer(buffer, np.uint8) for buffer in buffers)]
 
+    def generators(self) -> dict[int, Any]:
+        """The random generators among the objects, by number."""
+        kinds = self._kinds.items()
+        return {number: self._objects[number] for number, kind in kinds if kind is GENERATOR}
+
+    def numbers(self) -> dict[int, int]:
+        """The numbers of all objects, by id."""
+        return {id(obj): number for number, obj in self._objects.items()}
+
     def drop(self, number: int) -> None:
         """No function uses object *number* any more."""
         self._together = self._sender = None

@@ -30,6 +30,7 @@ from ..values.arrays import Array
 from . import variables
 from .call import PreparedCall
 from .group import Group
+from .replay import replayed
 from .safekeeping import Safekeeping, restore
 from .tasks import Tasks
 from .workspace import Workspace
@@ -60,6 +61,7 @@ class Rank(Workspace):
             messages.Copy: self._copy_several,
             messages.Recover: lambda command: self.objects.recover(command.pickles),
             messages.Fetch: self._copy,
+            messages.Replay: self._replay,
             messages.Preserve: self._preserve,
             messages.Start: self._start,
             messages.Initialize: self._initialize,
@@ -154,6 +156,7 @@ class Rank(Workspace):
         functions, movable = self.objects.load(
             parcel, self._memory(parcel), lambda done: self.report(Phase.LOADING, done)
         )
+        self.draws.forget()
         self.device.welcome(movable)
         self.functions.update(functions)
         self._seed_torch()
@@ -184,6 +187,10 @@ class Rank(Workspace):
     def _copy(self, command: messages.Fetch) -> messages.Copied:
         mine = self.number == command.rank
         return messages.Copied(self.objects.copy(command.number) if mine else b"")
+
+    def _replay(self, command: messages.Replay) -> messages.Copied:
+        mine = self.number == command.rank
+        return messages.Copied(replayed(self, command) if mine else b"")
 
     def _preserve(self, command: messages.Preserve) -> None:
         self.group.check(command.keep)

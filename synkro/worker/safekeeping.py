@@ -100,7 +100,7 @@ class Safekeeping:
             self._look(objects, {*command.numbers, *came}, came, command.changed)
         objects = {number: one for number, one in objects.items() if rank.objects.has(number)}
         groups = self._grouped(objects, last.groups)
-        generator = rank.group.rng_state
+        generator = rank.group.generator.state
         kept = _Kept(command.time or 0, replicas, objects, groups, generator, came)
         with atomic:
             self._before, self._last = last, kept
@@ -236,7 +236,7 @@ class Safekeeping:
             kept.objects[number] = one._replace(held=self._held(number, one))
         for group in groups:
             group.objects.update((number, kept.objects[number]) for number in group.objects)
-        rank.group.restore_rng(kept.generator)
+        rank.group.generator.restore(kept.generator)
 
     def _is_changed(self, number: int, kept: _Object) -> bool:
         if not self._rank.objects.has(number):
@@ -277,7 +277,7 @@ def restore(rank: Workspace, command: messages.Restore) -> None:
         rank.device.assign(array, rank.array(region))
         kind = KeptReplica if was.kept else Replica
         rank.variables[was.number] = kind(was.name, array, rank.device, rank.comm)
-    rank.group.restore_rng(command.generator)
+    rank.group.generator.restore(command.generator)
 
 
 def _shared(replica: Replica) -> Array:

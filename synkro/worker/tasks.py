@@ -148,6 +148,8 @@ class Tasks(Task):
         self.seed, self.map = command.seed, command.number
         self._most = command.most
         self._plainly = isinstance(spec.fn, Runner)
+        if isinstance(spec.fn, Runner):
+            spec.fn.tell_by(rank.draws.are_possible)
         self._state = state = _State(rank, command.objects, spec.name)
         self._freeze([*state.arrays, *(variable.whole for variable in rank.variables.values())])
         with contextlib.closing(call.common()) as common:
@@ -239,8 +241,12 @@ class Tasks(Task):
         fn, items = job.fn, None
         if columns and len(columns) == 1 and job.common is None and not self._listener.traced:
             items = columns[0]
+        draws = self._rank.draws
+        notes = draws.are_possible(fn)
         for index in run.places:
             self.number = words[place] = first + index
+            if notes:
+                draws.note(fn, None)
             if items is not None:  # what a task makes of its item does not stay
                 item, items[index] = items[index], None
                 value = fn(item)

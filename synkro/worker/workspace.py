@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import pickle
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +38,7 @@ from .group import Group, Running, Task
 from .objects import RankObjects
 from .reading import WholeFiles
 from .replica import Elsewhere, Replica
+from .scene import Draws
 
 
 class Workspace:
@@ -58,6 +60,7 @@ class Workspace:
         at_close: what is done before the process ends: writing the profile, letting go of NCCL.
         forked: whether the function has forked, and this is the child, which is no rank.
         called: whether a call has run since ``forget_calls``.
+        draws: the generators that functions may draw from, as they were when a run began.
         leaves: whether the process ends after the command, without a reply.
     """
 
@@ -105,6 +108,7 @@ class Workspace:
         self.group: Group = self._new_group(None)
         self._versions: NDArray[Any] = np.empty(0, np.uint64)
         self._torch_seed: int | None = None  # of a session that has one, until PyTorch is imported
+        self.draws: Final = Draws(self.objects.generators)
 
     def keep_house(self, housekeeping: messages.Housekeeping) -> None:
         """Forget what the main process has freed, and receive the segments that it has created."""
@@ -191,10 +195,11 @@ class Workspace:
         if self._torch_seed is not None and seed_torch(self._torch_seed, self.number, *self._life):
             self._torch_seed = None
 
-    def begin_call(self, ranks: tuple[int, ...], call: Running) -> None:
-        """A call of a function begins, which may change whatever it uses."""
+    def begin_call(self, ranks: tuple[int, ...], call: Running, fn: Any) -> None:
+        """A call of the function *fn* begins, which may change whatever it uses."""
         self.called = True
         self.begin(ranks, call)
+        self.draws.note(fn, self.group.generator.own)
 
     def begin(self, ranks: tuple[int, ...], call: Running | None = None) -> None:
         """A call begins, in which *ranks* take part: they may wait for each other in collectives."""
@@ -233,7 +238,8 @@ class Workspace:
 
     def _new_group(self, seed: Any) -> Group:
         rng = functools.partial(generator, seed, self.number)
-        return Group(self.comm, rng, self.device, self.mark, self._master)
+        where = self.hosts.index(self.host), self.number - self.host.start, len(self.host)
+        return Group(self.comm, rng, self.device, self.mark, self._master, where)
 
     def keep(self, leaves: list[list[Array]]) -> None:
         """Hold the outputs of a call until a ``Store`` fetches them, or a ``Keep`` names them."""
@@ -268,7 +274,19 @@ class Workspace:
             usage=isinstance(error, UsageError) and not self.in_function,
             strays=isinstance(error, CollectiveError) and error.strays,
             item=self.item,
+            began=self._began(),
         )
+
+    def _began(self) -> bytes:
+        """How the run began that has failed; empty if no function's has."""
+        if self.function is None:
+            return b""
+        try:
+            task, group = self._task, self.group
+            which = None if task is None else (task.seed, task.map, task.number)
+            return pickle.dumps(self.draws.began(group.piece, which, tuple(group.recorded.results)), 5)
+        except Exception:  # of a generator of the user's own
+            return b""
 
     def handed_over(self, leaf: int) -> list[Array]:
         """The pieces of an output that are held, which are held no longer."""

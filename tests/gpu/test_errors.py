@@ -351,3 +351,52 @@ def test_a_function_written_for_both_is_serial_here(session):
 def test_what_is_neither_is_refused(session):
     with pytest.raises((synk.OutputError, synk.WorkerError), match=r"str|text"):
         session.function(lambda x: "text")(np.ones(4))
+
+
+# ── a debugger on the rank ───────────────────────────────────────────────────────────────────────────
+
+
+def test_debug_opens_on_the_rank(session, n, monkeypatch, capfd):
+    """The main process never touches a device: the function runs again where the rows are."""
+    seen = []
+
+    def work(x):
+        seen.append(len(x))
+        total = synk.all_reduce(1, op="sum")
+        low = float(x.min())
+        if low < 0:
+            raise ValueError(low)
+        return x.sum() * total
+
+    f = session.function(work, outputs="sum")
+    x = np.ones(4 * n)
+    x[-1] = -7
+    with pytest.raises(synk.WorkerError) as caught:
+        f(x)
+    lines = ["p low, int(total), synk.rank(), seen", "!seen.append(0)", "q"]
+    monkeypatch.setattr("builtins.input", lambda prompt="": lines.pop(0))
+    assert caught.value.replay() is None
+    said = capfd.readouterr().out
+    assert f"[rank {n - 1}] ValueError: -7.0" in said
+    assert f"[rank {n - 1}] (-7.0, {n}, {n - 1}, [4, 4])" in said
+    assert (
+        session.function(lambda: len(seen), outputs="max")() == 1
+    )  # and not what the replay made of it
+    lines[:] = ["q"]
+    synk.debug(caught.value)
+
+
+def test_debug_of_a_task_opens_on_the_rank(session, monkeypatch, capfd):
+    def task(item):
+        half = synk.xp().ones(3) * item
+        if item == 3:
+            raise ValueError(float(half.sum()))
+        return item
+
+    with pytest.raises(synk.WorkerError) as caught:
+        session.map(task, range(5))
+    lines = ["p item", "q"]
+    monkeypatch.setattr("builtins.input", lambda prompt="": lines.pop(0))
+    caught.value.replay()
+    assert "ValueError: 9.0" in capfd.readouterr().out
+    assert not lines

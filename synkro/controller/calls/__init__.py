@@ -13,5 +13,6 @@
     distribution  the functions of a session, and how they get to the workers
     background    calls in the background
     check         a call beside the plain function on the same rows
+    replay        a way into a failure: what has failed runs once more in this process
     serial        a function in this process by itself
 """

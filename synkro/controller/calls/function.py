@@ -55,6 +55,7 @@ from ..variables.shared import check_there
 from .check import compare, preserved, raise_refusal
 from .distribution import SentFunction, Services
 from .planner import Planned, Planner
+from .replay import remembered
 from .request import Request, arrived, snapshot
 from .serial import run_alone
 
@@ -271,6 +272,8 @@ class Function(SentFunction, Generic[P, R]):
                     if bridge is not None:
                         bridge.hand_out()
                     return self._made(request)
+            except WorkerError as error:
+                raise remembered(error, self._services, self, self._planner.again(request))  # noqa: B904
             finally:
                 calls.pop()
 

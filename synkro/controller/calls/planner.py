@@ -7,8 +7,10 @@ plan     split the rows over ranks and slices; pickle the plan
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from operator import attrgetter
@@ -150,6 +152,10 @@ class Planner:
         else:
             self._key = None
         return planned
+
+    def again(self, request: Request) -> Callable[[], Planned]:
+        """What plans the same call once more."""
+        return functools.partial(self.planned, replace(request, view=None))
 
     def remember(self, planned: Planned) -> None:
         """The workers have run a plan: equal calls find it, and it no longer keeps its memory alive."""

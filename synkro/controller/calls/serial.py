@@ -20,13 +20,15 @@ from ...comms.shm import ShmCommunicator
 from ...memory.arena import arena_file
 from ...memory.segment import descriptors_for
 from ...messages import FunctionSpec
+from ...packing.scene import Began, Scene, singles_at
 from ...plan.binding import Bound
 from ...plan.call import Form
 from ...plan.outputs import pair_of
 from ...storage.files import is_stored
 from ...values.arrays import as_array, same_bits
 from ...values.foreign import columns_of, handed, host_array, is_view_of_hdf5, library_of
-from ...worker.group import Group
+from ...values.random import with_states
+from ...worker.group import Group, Running, Task
 from ..data.data import Data
 from ..data.stored import StoredData
 from ..variables.shared import Shared
@@ -59,10 +61,11 @@ class Alone:
     """A call of all rows, in this process.
 
     Attributes:
-        name, in_parts: as in ``group.Running``.
+        name, in_parts, piece: as in ``group.Running``.
     """
 
     in_parts = False
+    piece = 0
 
     def __init__(self, name: str, arguments: Sequence[Bound], values: Sequence[Any]) -> None:
         """*values* are what the function *name* gets for *arguments*."""
@@ -100,10 +103,12 @@ def _serial(argument: Bound) -> Any:
 
 
 @contextlib.contextmanager
-def alone(rng: Callable[[], np.random.Generator], call: Alone) -> Iterator[None]:
+def alone(
+    rng: Callable[[], np.random.Generator], call: Running, where: tuple[int, int, int] = (0, 0, 1)
+) -> Iterator[Group]:
     """Until the end of the block, in this thread, this process is the only rank of a *call*.
 
-    *rng* gives its random generator.
+    *rng* gives its random generator; *where* is as in ``Group``.
     """
     with contextlib.ExitStack() as stack:
         with descriptors_for("what collectives need could not be had"):
@@ -112,14 +117,57 @@ def alone(rng: Callable[[], np.random.Generator], call: Alone) -> Iterator[None]
             file = arena_file(board_bytes(1))
             stack.callback(os.close, file)
         comm = ShmCommunicator(0, 1, file, [wake])
-        group = Group(comm, rng)
+        group = Group(comm, rng, where=where)
         group.begin(1, (0,), call)
         token = here.group.set(group)
         try:
-            yield
+            yield group
         finally:
             here.group.reset(token)
         for variable, before, replica in group.stand_ins.values():
             value = replica.value
             if not same_bits(value, before):
                 variable.value = value
+
+
+@contextlib.contextmanager
+def in_place_of(scene: Scene, began: Began, name: str) -> Iterator[None]:
+    """A block in which this process stands where the rank stood that ran the function *name*: its place,
+    its rows, its task, its generators, and the results of collectives."""
+
+    def rng() -> np.random.Generator:
+        made = np.random.default_rng()
+        if began.rng is not None:
+            made.bit_generator.state = began.rng
+        return made
+
+    with with_states(singles_at(began)), alone(rng, _Again(name, scene.rows), scene.where) as group:
+        group.take(None if began.task is None else _TaskAgain(*began.task))
+        with group.replaying(began.results, scene.place):
+            yield
+
+
+class _TaskAgain(Task):
+    """A task that is done once more."""
+
+    def __init__(self, seed: int, number_of_map: int, number: int) -> None:
+        self.seed, self.map, self.number = seed, number_of_map, number
+
+
+class _Again:
+    """A call that is made once more, with the indices of its *rows*.
+
+    Attributes:
+        name, in_parts, piece: as in ``group.Running``.
+    """
+
+    in_parts = False
+    piece = 0
+
+    def __init__(self, name: str, rows: Any) -> None:
+        self.name = name
+        self._rows = rows
+
+    def rows(self) -> Any:
+        """The indices of the rank's rows; None without scattered inputs."""
+        return None if self._rows is None else self._rows.copy()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import pickle
 import sys
@@ -20,11 +21,22 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...errors import A_LINE, SessionClosed, SessionError, WorkerDied, WorkerError, cut, shown
+from ...errors import (
+    A_LINE,
+    RemoteTraceback,
+    SessionClosed,
+    SessionError,
+    WorkerDied,
+    WorkerError,
+    cut,
+    shown,
+)
 from ...ipc.process import BROKEN
 from ...packing import settings
 from ...packing.futures import NotPrepared, Runner, Wrapped
+from ...packing.scene import Scene
 from ..calls.function import name_of
+from ..calls.replay import keep, run_here
 from ..session import Session
 from ..tasks.source import Item, ItemPickler, ItemSource
 from ..tasks.wishes import Wishes
@@ -43,13 +55,14 @@ _CURE = (
 class Submitted(Item):
     """A function with its arguments, and the future of its result."""
 
-    __slots__ = ("_pickled", "_settings", "args", "called", "fn", "future", "kwargs")
+    __slots__ = ("_pickled", "_pickler", "_settings", "args", "called", "fn", "future", "kwargs")
 
     def __init__(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], called: Any) -> None:
         """*called* is the function of the user's, as errors name it."""
         self.fn, self.args, self.kwargs, self.called = fn, args, kwargs, called
         self.future: Future[Any] = Future()
         self._settings: tuple[Any, ...] = ()
+        self._pickler: TaskPickler | None = None
         self._pickled: PickledTask | None = None  # as long as workers may need it
 
     def run_under(self, *settings: Any) -> None:
@@ -58,6 +71,7 @@ class Submitted(Item):
 
     def pickle(self, arguments: TaskPickler) -> None:
         """Pickle the task.  Raises: what pickling raises."""
+        self._pickler = arguments
         self._pickled = arguments.task(self.fn, self.args, self.kwargs, *self._settings)
 
     def sent(self) -> tuple[bytes, list[memoryview]]:
@@ -65,10 +79,24 @@ class Submitted(Item):
         assert self._pickled is not None
         return self._pickled.stream, self._pickled.buffers
 
+    def remember(self, error: BaseException) -> None:
+        trace = error.__cause__
+        if isinstance(trace, RemoteTraceback) and trace.began and self._pickler is not None:
+            task, name = (self.fn, self.args, self.kwargs), name_of(self.called)
+            rank = getattr(error, "rank", 0)
+            keep(trace, functools.partial(_again, self._pickler, task, name, trace, rank))
+
     def __repr__(self) -> str:
         args = self.args if self.fn is self.called else self.args[1][0]  # of a chunk the first item
         given = [*map(_shown, args), *(f"{k}={_shown(v)}" for k, v in self.kwargs.items())]
         return cut(f"{name_of(self.called)}({', '.join(given)})", A_LINE)
+
+
+def _again(pickler: TaskPickler, task: Any, name: str, trace: RemoteTraceback, rank: int) -> Any:
+    """Do a task once more, in this process, with copies of what it gets."""
+    fn, args, kwargs = pickler.pickled(task).load()
+    scene = Scene(fn, [*args], kwargs, None, (rank, rank + 1), (0, rank, rank + 1))
+    return run_here(scene, trace, name, rank)
 
 
 def _shown(value: Any) -> str:

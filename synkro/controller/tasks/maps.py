@@ -22,6 +22,7 @@ from ...errors import (
     SessionError,
     SynkroError,
     UsageError,
+    WorkerError,
     check_keywords,
     cut,
     folded,
@@ -44,6 +45,7 @@ from ..calls.arguments import Whole, holds_data
 from ..calls.distribution import SentFunction, Services
 from ..calls.function import Function, Options, check_returns, name_of
 from ..calls.planner import Planned, Planner
+from ..calls.replay import remembered
 from ..calls.request import Request
 from ..data.data import Data
 from ..objects.values import SharedByTasks
@@ -54,7 +56,7 @@ from .deaths import Deaths
 from .feed import Feed
 from .map import Map
 from .outcomes import Outcomes
-from .source import ItemSource
+from .source import Item, ItemSource
 from .wishes import Wishes
 
 R = TypeVar("R")
@@ -72,6 +74,18 @@ class TaskFunction(SentFunction):
         self._services = services
         self._join(services, FunctionSpec(self.name, fn, None))
 
+    def planned(self, common: dict[str, Any]) -> Planned:
+        """The plan of a call with what all items have in *common*."""
+        return Planner(self._services, self, _bind, ()).planned(Request((), common))
+
+    def remember(self, common: dict[str, Any], error: BaseException, item: tuple[Any, ...]) -> None:
+        """Keep with an *error* how to run once more the task on an *item* that it was of."""
+        if isinstance(item[0], Item):
+            item[0].remember(error)
+        elif isinstance(error, WorkerError):
+            planned = functools.partial(self.planned, common)
+            remembered(error, self._services, self, planned, item)
+
     def command(
         self,
         common: dict[str, Any],
@@ -83,8 +97,7 @@ class TaskFunction(SentFunction):
         first.  What its tasks share is said by *shared*, which learns what the function uses.  How it
         goes on after a task is *wished*."""
         services = self._services
-        planner = Planner(services, self, _bind, ())
-        planned = planner.planned(Request((), common))
+        planned = self.planned(common)
         if not self._distribution.bring(self):
             services.objects.send_changes(self)
         seed, number = services.variables.next_map()
@@ -278,15 +291,17 @@ class Maps:
         feed = Feed(name, *reading, queue, values, engine, checkpoint, source)
         collected = Collected(order, checkpoint)
         read_block, host_of = engine.channel.read_block, engine.host_of
-        outcomes = Outcomes(queue, feed, collected, wished, objects.load, read_block, host_of)
+        remember = functools.partial(function.remember, given)
+        parts = objects.load, read_block, host_of, remember
+        outcomes = Outcomes(queue, feed, collected, wished, *parts)
         replacement = self._services.replacement
         forget = functools.partial(self._services.variables.forget_map, work.number)
         called = "an Executor" if source else f"a map of the function {name!r}"
         deaths = Deaths(engine, replacement, queue, feed, shared, wished, called, forget)
         sent = planned, work, shared
         # of the last function the arguments in common may have been a part
-        parts = engine, function, last, queue, *sent, feed, collected, outcomes, wished, deaths, bar
-        run = Map(*parts)
+        made = engine, function, last, queue, *sent, feed, collected, outcomes, wished, deaths, bar
+        run = Map(*made)
         self._used = weakref.ref(run)
         return run, bar
 

@@ -40,9 +40,10 @@ class Outcomes:
         load: Callable[..., Any],
         read_block: Callable[[int], None],
         host_of: Callable[[int], str],
+        remember: Callable[[BaseException, Any], None],
     ) -> None:
         """*load* reads results that objects' pickler wrote; *read_block* notes that a block of a rank
-        was read; *host_of* names its host."""
+        was read; *host_of* names its host; *remember* keeps with an error the item that it was of."""
         self._queue = queue
         self._feed = feed
         self._collected = collected
@@ -50,6 +51,7 @@ class Outcomes:
         self._load = load
         self._read_block = read_block
         self._host_of = host_of
+        self._remember = remember
         self._tries: dict[int, int] = {}
         """How often items that have no result yet were tried in vain, by number."""
         self.failure: BaseException | None = None
@@ -112,7 +114,13 @@ class Outcomes:
         if not self._wished.returned:
             self.fail(number, error)
             return []
+        self._keep_item(number, error)
         return [error]
+
+    def _keep_item(self, number: int, error: BaseException) -> None:
+        args = self._feed.item(number)
+        if args is not None:
+            self._remember(error, args)
 
     def _unpickled(self, run: Given) -> list[Any]:
         """The results of a run: those before one that cannot be unpickled."""
@@ -151,6 +159,8 @@ class Outcomes:
         """Item *number* has failed, or all of the map; the first item that fails counts."""
         if self.failure is None or (number or 0) < self.failed_at:
             self.failure, self.failed_at = error, number or 0
+            if number is not None:
+                self._keep_item(number, error)
 
     def die(self, fatal: Fatal) -> None:
         """A worker has died of an item."""

@@ -24,6 +24,9 @@ class Item:
 
     __slots__ = ()
 
+    def remember(self, error: BaseException) -> None:
+        """Keep with an *error* how to do the item once more, of which it was."""
+
 
 class ItemSource(Iterator[Item]):
     """Items that come while the map goes on: the iterator ends where there is none, and goes on later.

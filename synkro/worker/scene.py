@@ -1,0 +1,241 @@
+"""What a function that has failed needs, to run once more in the main program: as this rank has it.
+
+::
+
+    a call, or a task, begins      Draws.note      the states of the generators that it may draw from
+    it fails                       Began           goes to the main program with the failure
+    the user wants to see it       SceneWriter     function, arguments, globals, objects: copies
+                                   Scene           is run there
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from ..devices.cpu import CpuDevice
+from ..errors import reason, shown
+from ..packing.code import functions_of, is_own, uses
+from ..packing.imported import OwnModule
+from ..packing.kinds import global_generators, is_sent_by_value, singleton
+from ..packing.pickles import (
+    Stream,
+    another_class,
+    for_program,
+    made_function,
+    numbered,
+    with_attributes,
+    with_cache,
+    with_file,
+    without_lock,
+)
+from ..packing.refused import Absent, refuse_open_file
+from ..packing.scene import Began, Result
+from ..values.arrays import Array
+from ..values.cache import Cache
+from ..values.foreign import in_host_memory
+from ..values.random import state_of
+from .replica import Elsewhere, Replica
+
+_GENERATORS = 16  # of functions' own, of which the states are noted
+
+
+class Draws:
+    """The random generators that functions may draw from, and how they were when a run began."""
+
+    def __init__(self, owned: Callable[[], Mapping[int, Any]]) -> None:
+        """*owned* returns the generators of functions' own, by number."""
+        self._owned = owned
+        self._found: Cache[Any, tuple[list[Any], bool]] = Cache()  # by function
+        self._states: list[tuple[Any, Any]] = []
+        self._rng: Any = None
+
+    def forget(self) -> None:
+        """Functions may use something else from now on."""
+        self._found.clear()
+
+    def are_possible(self, fn: Any) -> bool:
+        """Whether a function may draw from generators that are not its task's."""
+        self.note(fn, None)
+        return bool(self._states)
+
+    def note(self, fn: Any, rng: Callable[[], np.random.Generator] | None) -> None:
+        """A function begins; *rng* gives the generator of its rank, if that may be drawn from."""
+        key = getattr(fn, "__code__", fn)  # each task of an executor has a function of its own
+        try:
+            found = self._found.get(key)
+        except TypeError:  # it cannot be hashed
+            key, found = type(fn), None
+        if found is None:
+            found = self._found[key] = self._used_by(fn)
+        generators, draws = found
+        if generators or self._states:
+            self._states = [(each, state_of(each)) for each in generators]
+        self._rng = rng().bit_generator.state if draws and rng is not None else None
+
+    def _used_by(self, fn: Any) -> tuple[list[Any], bool]:
+        """The generators that a function may draw from, and whether ``rng()`` is among them."""
+        names, values = set[str](), list[Any]()
+        for plain in functions_of(fn):
+            used = uses(plain.__code__)
+            names |= {*used.attributes, *used.names}
+            values += [plain.__globals__.get(name) for name in used.names]
+        if "random" in names:  # they are to be there
+            importlib.import_module("random")
+            importlib.import_module("numpy.random")
+        found = [*self._owned().values()][:_GENERATORS]
+        bound = [getattr(value, "__self__", None) for value in values]
+        for each in global_generators():
+            of_torch = type(each).__module__.startswith("torch")
+            if of_torch or "random" in names or any(each is owner for owner in bound):
+                found.append(each)
+        return found, "rng" in names
+
+    def began(self, piece: int, task: tuple[int, int, int] | None, results: tuple[Result, ...]) -> Began:
+        """How the run has begun that was noted last."""
+        numbers = {id(each): number for number, each in self._owned().items()}
+        states = [(each, singleton(each), state) for each, state in self._states]
+        singles = {place: state for _, place, state in states if place is not None}
+        owned = {numbers[id(each)]: state for each, place, state in states if id(each) in numbers}
+        return Began(piece, task, self._rng, singles, owned, results)
+
+
+class SceneWriter(Stream):
+    """Pickles a scene: what the program's modules and classes have become here goes with it.
+
+    What cannot be copied is the program's own, if that has it; else whatever uses it is told.
+    """
+
+    def __init__(self, numbers: Mapping[int, int]) -> None:
+        """*numbers* are those of the objects that the program has, by id."""
+        super().__init__(sys.maxsize)
+        self._numbers = numbers
+        self._modules: dict[int, ModuleType] = {}  # in the place of names, by the id of their dict
+        self._kept: list[Any] = []  # whose ids are used
+
+    def reducer_override(self, obj: Any) -> Any:  # noqa: PLR0911
+        cls = type(obj)
+        if cls is FunctionType and is_sent_by_value(obj):
+            has = obj.__globals__
+            used = {name: has[name] for name in uses(obj.__code__).names if name in has}
+            return made_function(obj, self._module(has), used)
+        if isinstance(obj, type):
+            return self._class(obj)
+        if isinstance(obj, CodeType):
+            return with_file(obj)
+        if isinstance(obj, ModuleType):
+            return self._of_module(obj)
+        if isinstance(obj, FunctionType | BuiltinFunctionType):
+            return super().reducer_override(obj)
+        try:
+            return self._reduced(obj)
+        except Exception as error:  # it cannot be copied: a lock, say
+            return self._missing(obj, error)
+
+    def _reduced(self, obj: Any) -> Any:  # noqa: PLR0911
+        if isinstance(obj, Replica):
+            return _variable, (obj.name, np.array(_on_host(obj.value)))
+        if isinstance(obj, Elsewhere):
+            return object.__reduce_ex__(obj, 2)
+        if (host := in_host_memory(obj)) is not None:
+            return host.__reduce_ex__(5)
+        if isinstance(obj, functools._lru_cache_wrapper):
+            return with_cache(obj)
+        refuse_open_file(obj)
+        given = with_attributes(obj) or without_lock(obj) or for_program(obj)
+        if given is not None:
+            return given
+        if (place := singleton(obj)) is not None:
+            return _single, place
+        reduce = self.dispatch_table.get(type(obj))
+        return obj.__reduce_ex__(5) if reduce is None else reduce(obj)
+
+    def _missing(self, obj: Any, error: Exception) -> Any:
+        number = self._numbers.get(id(obj))
+        if number is not None:
+            return numbered, (number,)
+        return Absent, (f"{shown(obj)} is on the worker, and cannot be copied: {reason(error)}.",)
+
+    def _module(self, names: dict[str, Any]) -> ModuleType:
+        """The module that has these names, or what stands for one."""
+        module = self._modules.get(id(names))
+        if module is None:
+            module = self._modules[id(names)] = ModuleType(str(names.get("__name__", "__main__")))
+            module.__dict__[_STANDS] = True
+            self._kept.append(names)
+        return module
+
+    def _of_module(self, module: ModuleType) -> Any:
+        if _STANDS in vars(module):
+            return WorkerNames, (module.__name__,)
+        if isinstance(module, OwnModule) or (is_own(module) and module.__name__ != "__main__"):
+            held = {name: value for name, value in vars(module).items() if not name.startswith("__")}
+            return _same, (self._module(vars(module)),), held, None, None, _named
+        return super().reducer_override(module)
+
+    def _class(self, cls: type) -> Any:
+        if not is_sent_by_value(cls):
+            return super().reducer_override(cls)
+        module = sys.modules.get(cls.__module__)
+        register = module is not None and cls.__module__ != "__main__" and is_own(module)
+        register = register and cls.__module__ not in cloudpickle.list_registry_pickle_by_value()
+        if register:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            return another_class(cls, super().reducer_override(cls))
+        finally:
+            if register:
+                cloudpickle.unregister_pickle_by_value(module)
+
+
+_STANDS = "__stands_for_names__"
+
+
+def _on_host(array: Any) -> Array:
+    host = in_host_memory(array)
+    found: Array = array if host is None else host
+    return found
+
+
+# ── in the main program ──────────────────────────────────────────────────────────────────────────────
+
+
+class _Memory:
+    """What makes the arrays of variables."""
+
+    @staticmethod
+    def empty(shape: tuple[int, ...], dtype: Any) -> Array:
+        return np.empty(shape, dtype)
+
+
+def _variable(name: str | None, array: Array) -> Replica:
+    memory: Any = _Memory()
+    return Replica(name, array, CpuDevice(), memory)
+
+
+class WorkerNames(ModuleType):
+    """The names of a module, as a worker had them."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        vars(self)["__builtins__"] = builtins
+
+
+def _same(module: ModuleType) -> ModuleType:
+    return module
+
+
+def _named(module: ModuleType, names: dict[str, Any]) -> None:
+    vars(module).update(names)
+
+
+def _single(module: str, name: str) -> Any:
+    return getattr(sys.modules[module], name)
