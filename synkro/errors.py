@@ -126,7 +126,7 @@ class RemoteTraceback(Exception):
         self.again: Any = None
 
     def keep(self, again: Any) -> None:
-        """Keep what runs the function once more."""
+        """Keep what runs the function once more, and takes this."""
         self.again = again
 
     def __reduce__(self) -> Any:
@@ -192,7 +192,7 @@ class WorkerError(SynkroError):
                 "raised it, or it is a copy, or a hundred others have come since."
             )
         try:
-            return again()
+            return again(cause)
         except BaseException as error:
             raise folded(error)  # noqa: B904  it is the same one
 

@@ -3,6 +3,7 @@
 import builtins
 import logging
 import os
+import traceback
 import warnings
 
 import numpy as np
@@ -82,12 +83,14 @@ def test_records_of_a_call_that_fails_come_before_its_error(session, kept):
 
 def test_functions_ask_the_user(session, monkeypatch, capfd):
     """On whichever host; the debugger's lines come before its prompt."""
-    lines = ["p len(x)", "c"] * 2
-    asked = []
+    lines = {"[rank 0] (Pdb) ": ["p len(x)", "c"], "[rank 1] (Pdb) ": ["p len(x)", "c"]}
+    said = []
 
     def answer(prompt=""):
-        asked.append((prompt, capfd.readouterr().out))
-        return lines.pop(0)
+        said.append(capfd.readouterr().out)
+        if len(lines[prompt]) == 1:
+            assert f"{prompt[:8]} 3\n" in "".join(said)
+        return lines[prompt].pop(0)
 
     def stops(x):
         breakpoint()
@@ -96,8 +99,7 @@ def test_functions_ask_the_user(session, monkeypatch, capfd):
     monkeypatch.setattr(builtins, "input", answer)
     f = session.function(stops, outputs="sum")
     assert f.options(timeout=5)(np.zeros(6)) == 6
-    assert [prompt for prompt, _ in asked].count("[rank 1] (Pdb) ") == 2
-    assert all("[rank" in text for _, text in asked)
+    assert not any(lines.values())
 
     def interrupt(prompt=""):
         raise KeyboardInterrupt
@@ -106,3 +108,36 @@ def test_functions_ask_the_user(session, monkeypatch, capfd):
     with pytest.raises(KeyboardInterrupt):
         f(np.zeros(6))
     assert session.map(abs, [-1, -2]) == [1, 2]
+
+
+def test_what_failed_on_another_host_runs_here_once_more(session, capfd):
+    counts = {"calls": 0}
+    w = session.shared(np.zeros(2), name="w")
+
+    def work(x, y):
+        counts["calls"] += 1
+        w.value = w.value + synk.rank()
+        place = synk.rank(), synk.size(), synk.host(), synk.local_rank(), synk.local_size()
+        total = synk.all_reduce(x.sum(), op="sum")
+        if x.min() < 0:
+            raise ValueError(total, place, synk.rng().normal())
+        return x.sum() * y
+
+    f = session.function(work, bcast_inputs="y", outputs="sum")
+    x = session.data(np.array([1.0, 2, 3, -4]))
+    with pytest.raises(synk.WorkerError) as caught:
+        f(x, 2)
+    assert caught.value.rank == 1
+    with pytest.raises(ValueError, match="2") as again:
+        caught.value.replay()
+    assert again.value.args == caught.value.args
+    inside = traceback.walk_tb(again.value.__traceback__)
+    (frame,) = [frame for frame, _ in inside if frame.f_code.co_name == "work"]
+    assert np.array_equal(frame.f_locals["x"], [3, -4])
+    assert frame.f_locals["place"] == (1, 2, 1, 0, 1)
+    assert np.array_equal(frame.f_locals["w"].value, [2, 2])
+    assert "had changed" in capfd.readouterr().err
+    with pytest.raises(synk.WorkerError) as caught:
+        session.map(lambda item: 1 // item, [1, 2, 0, 3])
+    with pytest.raises(ZeroDivisionError):
+        caught.value.replay()

@@ -27,6 +27,7 @@ from synkro.messages import (
     Reduce,
     Reduction,
     Release,
+    Replay,
     Restore,
     Revert,
     Secure,
@@ -415,6 +416,7 @@ def test_on_a_trusted_network_numbers_are_bare_and_nothing_else():
             Call(plan_of((Scattered(array), Scattered(array, True)), ((0, 2),), range(2))),
             Call(plan_of((Scattered(array),), ((0, 2),), range(0, 6, 3))),
             Call(plan_of((Broadcast(array), Number(array, True)), ((0, 2),))),
+            Replay(plan_of((Scattered(array),), ((0, 2),), range(2)), 0, None, b"", False),
             Create(5, None, array),
             Write((Fill(1, array, None, ((0, 2),)), Fill(1, array, range(1, 3), ((0, 2),)))),
         ):
@@ -445,15 +447,28 @@ SAY_ALL = {
     *(messages.Exchange, messages.Reseed, messages.Generator, messages.Release, messages.Exit),
 }
 WITH_A_TEST = {
-    *(Call, Work, Read, Store, Reduce, Create, Write, Distribute, messages.Renew, messages.Compare),
+    *(
+        Call,
+        Work,
+        Replay,
+        Read,
+        Store,
+        Reduce,
+        Create,
+        Write,
+        Distribute,
+        messages.Renew,
+        messages.Compare,
+    ),
     *(Assign, Indirect, Deliver, Start, Restore, messages.Changes),
 }
 
 
 def test_every_command_has_its_case():
     """What names memory says what of it is read or written, in a test above."""
-    kinds = {*messages.Command.__subclasses__(), *messages.objects.Parcelled.__subclasses__()}
-    assert kinds - {messages.objects.Parcelled} == SAY_ALL | WITH_A_TEST
+    bases = {messages.Command, messages.objects.Parcelled, messages.calls.OfPlan}
+    kinds = {kind for base in bases for kind in base.__subclasses__()}
+    assert kinds - bases == SAY_ALL | WITH_A_TEST
     for kind in SAY_ALL:
         command = kind.__new__(kind)
         assert [*View(None).reads(command, [0])] == []

@@ -36,6 +36,17 @@ CELLS = {
     "        super().__init__('own')\n        self.left = left",
     "catch it": "def fail(x):\n    raise Own(1, 2)\n"
     "try:\n    synk.function(fail)(x)\nexcept Own as error:\n    print(error.left)",
+    "fail once": "def low(x):\n    lowest = x.min()\n    raise Own(lowest, 2)\n"
+    "try:\n    synk.function(low)(x)\nexcept Own as error:\n    failed = error",
+    "replay": "failed.replay()",
+    "enter": "import builtins\nlines = ['p lowest, len(x)', 'q']\nasked = builtins.input\n"
+    "builtins.input = lambda prompt='': lines.pop(0)\n%debug\nbuiltins.input = asked",
+    "enter by Synkro": "lines = ['p lowest + 40', 'q']\n"
+    "builtins.input = lambda prompt='': lines.pop(0)\nsynk.debug()\nbuiltins.input = asked",
+    "ask": "lines = ['Ann', 'Bob']\nbuiltins.input = lambda prompt='': print(prompt) or lines.pop(0)\n"
+    "names = synk.function(lambda: input('name? '), outputs=None)()\nbuiltins.input = asked\n"
+    "print(sorted(names))",
+    "nobody answers": "synk.function(lambda: input('name? '), outputs=None)()",
     "call after a failure": "f(x)",
     "class": "class Scale:\n    by = 3\n    def __call__(self, x):\n        return self.by * x\n"
     "synk.function(Scale(), outputs='gather')(x).tolist()",
@@ -69,7 +80,8 @@ def executed(tmp_path_factory):
     kernel = {"argv": argv, "display_name": "this Python", "language": "python"}
     (spec / "kernel.json").write_text(json.dumps(kernel))
     cells = [nbformat.v4.new_code_cell(source) for source in CELLS.values()]
-    cells[list(CELLS).index("fail")].metadata["tags"] = ["raises-exception"]
+    for name in ("fail", "replay", "nobody answers"):
+        cells[list(CELLS).index(name)].metadata["tags"] = ["raises-exception"]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / "notebook.ipynb")
     environment = {
         **os.environ,
@@ -154,6 +166,25 @@ def test_the_remote_traceback_has_the_lines_of_cells(executed):
 
 def test_a_class_of_a_cell_catches_what_a_worker_raises(executed):
     assert text(executed["catch it"]) == "1\n"
+
+
+def test_a_failure_can_be_entered(executed):
+    (error,) = [output for output in executed["replay"] if output.output_type == "error"]
+    assert error.ename == "Own"
+    shown = re.sub(r"\x1b\[[\d;]*m", "", "".join(error.traceback))
+    assert "raise Own(lowest, 2)" in shown
+    assert "synkro/controller" not in shown
+    assert "0.0), 3)" in text(executed["enter"])
+    assert "np.float64(40.0)\n" in text(executed["enter by Synkro"])
+
+
+def test_functions_ask_the_user(executed):
+    shown = text(executed["ask"])
+    assert "[rank 0] name? \n" in shown
+    assert shown.endswith("['Ann', 'Bob']\n")
+    (error,) = [output for output in executed["nobody answers"] if output.output_type == "error"]
+    assert error.ename == "WorkerError[EOFError]"
+    assert "gets no answer" in text(executed["nobody answers"], "stderr")
 
 
 @pytest.mark.parametrize("rank", [0, 1])

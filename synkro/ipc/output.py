@@ -120,6 +120,7 @@ class OutputPump:
         self._thread = self._new_thread()
         self._runs = False  # whether the thread reads, and will look once more
         self._waiting: list[threading.Event] = []  # those who wait until all is read that is there
+        self._closes = False  # whether nobody will have it read any more
         self._told = False  # whether an error tells how a worker has ended
 
     def add(self, rank: int, stdout: BinaryIO, stderr: BinaryIO, log: BinaryIO) -> None:
@@ -187,6 +188,9 @@ class OutputPump:
         while self._goes_on():
             if self._wake in self._read_ready(None):
                 self._finish_reading()
+        with self._lock:
+            if self._closes:  # nobody has waited for so long
+                self._give_back()
 
     def _read_ready(self, timeout: float | None) -> Set[int]:
         """Read each pipe that is ready now, or within a *timeout*, once; returns what was ready.
@@ -278,10 +282,17 @@ class OutputPump:
         if not self._told:
             for stream in self._streams.values():
                 stream.pass_on(stream.dump)
-        if not self._thread.is_alive():
-            for pipe in self._pipes:
-                pipe.close()
-            self._selector.close()
-            for fd in (self._wake, self.asking):
-                if fd != -1:
-                    os.close(fd)
+        with self._lock:
+            self._closes = True
+            if not (self._runs and self._thread.is_alive()):
+                self._give_back()
+
+    def _give_back(self) -> None:
+        """Close all descriptors, once."""
+        for pipe in self._pipes:
+            pipe.close()
+        self._selector.close()
+        for fd in (self._wake, self.asking):
+            if fd != -1:
+                os.close(fd)
+        self._wake = self.asking = -1

@@ -30,7 +30,9 @@ class FunctionSpec(Message):
     finish: Any = None
 
 
-class _OfPlan(Command):
+class OfPlan(Command):
+    """A command that has the plan of a call."""
+
     plan: CallPlan
 
     def names(self) -> Iterator[tuple[int, Access]]:
@@ -40,7 +42,7 @@ class _OfPlan(Command):
         return extents.inputs(self.plan, ranks, view)
 
 
-class Call(_OfPlan):
+class Call(OfPlan):
     """Run a function once on each rank, as its plan says."""
 
     def writes(self, replies: Mapping[int, Reply], view: View) -> Iterator[Extent | Partial]:
@@ -68,7 +70,7 @@ class Work(Command):
         return extents.inputs(self.plan, ranks, view)
 
 
-class Replay(_OfPlan):
+class Replay(OfPlan):
     """Copy what *rank* needs to run a function once more that has failed: in the call of the plan, or on
     the *item* of a map, a pickle; the plan is that of what items have in common then.
 
@@ -80,6 +82,9 @@ class Replay(_OfPlan):
     item: bytes | None
     began: bytes
     opens: bool
+
+    def reads(self, ranks: Sequence[int], view: View) -> Iterator[Extent | PickedRows]:
+        return super().reads([self.rank], view) if self.rank in ranks else iter(())
 
 
 class Piece(NamedTuple):

@@ -96,7 +96,8 @@ def functions_of(
         plain = left.pop()
         while isinstance(plain, functools.partial | MethodType):
             plain = plain.func if isinstance(plain, functools.partial) else plain.__func__
-        plain = inspect.unwrap(plain)
+        with contextlib.suppress(Exception):  # of an object that computes its attributes
+            plain = inspect.unwrap(plain)
         if isinstance(plain, FunctionType) and id(plain) not in found and enters(plain):
             found[id(plain)] = plain
             used = uses(plain.__code__)

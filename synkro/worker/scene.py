@@ -92,7 +92,7 @@ class Draws:
             importlib.import_module("random")
             importlib.import_module("numpy.random")
         found = [*self._owned().values()][:_GENERATORS]
-        bound = [getattr(value, "__self__", None) for value in values]
+        bound = [value.__self__ for value in values if isinstance(value, BuiltinFunctionType)]
         for each in global_generators():
             of_torch = type(each).__module__.startswith("torch")
             if of_torch or "random" in names or any(each is owner for owner in bound):

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import pdb
 import pickle
 import sys
@@ -58,11 +59,11 @@ class Failure:
     function: SentFunction
     planned: Callable[[], Planned]
     rank: int
-    trace: RemoteTraceback
     item: tuple[Any, ...] | None = None
 
-    def again(self) -> Any:
-        """Run the function once more, here, or, on GPUs, on the rank."""
+    def again(self, trace: RemoteTraceback) -> Any:
+        """Run the function once more, here, or, on GPUs, on the rank; *trace* is that of the failure,
+        which is not kept in here, as it keeps this."""
         engine, name = self.services.engine, self.function.name
         with engine.lock:
             try:
@@ -75,7 +76,7 @@ class Failure:
                     f"run the function here, by as_serial()."
                 ) from None
             planned = self.planned()  # which holds what it names
-            command = self._command(planned.plan)
+            command = self._command(planned.plan, trace.began)
             if not engine.on_gpus:
                 found = engine.run(command)[self.rank].pickle
             else:
@@ -86,16 +87,16 @@ class Failure:
                     _say(f"the failure did not come again: {name!r} has raised nothing on the rank.")
                 return None
         scene = Reader(found, (), self.services.objects.handover.by_number()).load()
-        return run_here(scene, self.trace, name, self.rank)
+        return run_here(scene, trace, name, self.rank)
 
-    def _command(self, plan: CallPlan) -> Replay:
+    def _command(self, plan: CallPlan, began: bytes) -> Replay:
         item = None
         if self.item is not None:
             values = self.services.objects.values(OUT_OF_BAND)
             stream, buffers, _ = values.pickled(self.item)
             item = pickle.dumps((stream, [*map(bytes, buffers)]), 5)
         opens = self.services.engine.on_gpus
-        return Replay(plan, self.rank, item, self.trace.began, opens)
+        return Replay(plan, self.rank, item, began, opens)
 
 
 def remembered(
@@ -108,7 +109,7 @@ def remembered(
     """Keep with an *error* how to run once more the function that has raised it; returns the error."""
     trace = error.__cause__
     if isinstance(trace, RemoteTraceback) and trace.began:
-        keep(trace, Failure(services, function, planned, error.rank, trace, item).again)
+        keep(trace, Failure(services, function, planned, error.rank, item).again)
     return error
 
 
@@ -116,7 +117,7 @@ _kept: deque[weakref.ref[RemoteTraceback]] = deque()  # those that know how to r
 _MOST = 100
 
 
-def keep(trace: RemoteTraceback, again: Callable[[], Any]) -> None:
+def keep(trace: RemoteTraceback, again: Callable[[RemoteTraceback], Any]) -> None:
     """Keep with a traceback how to run once more what has failed; the oldest of a hundred loses that."""
     trace.keep(again)
     _kept.append(weakref.ref(trace))
@@ -140,6 +141,7 @@ def run_here(scene: Scene, trace: RemoteTraceback, name: str, rank: int) -> Any:
             value = scene.fn(*scene.args, **scene.kwargs)
     except Exception as error:
         _be_known(error)
+        _come_of(error, trace)
         changed = [called for called, value in held.items() if _digest(value) != before[called]]
         if changed:
             _say(
@@ -165,6 +167,15 @@ def _be_known(error: BaseException) -> None:
     if isinstance(found, type) and found is not kind:
         with contextlib.suppress(TypeError):
             error.__class__ = found
+
+
+def _come_of(error: BaseException, trace: RemoteTraceback) -> None:
+    """Note, where no traceback shows it, that an exception is the one of *trace*, for ``debug``."""
+    seen, first = {id(error)}, error
+    while (above := first.__cause__ or first.__context__) is not None and id(above) not in seen:
+        seen.add(id(above))
+        first = above
+    first.__context__, first.__suppress_context__ = trace, True
 
 
 def _held(fn: Any) -> Iterator[tuple[str, Any]]:
@@ -210,13 +221,13 @@ def debug(error: BaseException | None = None) -> None:
 
     Raises: UsageError if there is no such error; as ``WorkerError.replay``.
     """
-    again = _latest(error)
     try:
-        again()
+        _latest(error)()
     except Exception as caught:
-        if isinstance(caught, UsageError) and not _is_in_function(caught):
-            raise
+        outside = isinstance(caught, UsageError) and not _is_in_function(caught)
         trace = folded(caught).__traceback__
+        if outside:
+            raise
         sys.last_type, sys.last_value, sys.last_traceback = type(caught), caught, trace
         if sys.version_info >= (3, 12):
             sys.last_exc = caught
@@ -242,8 +253,7 @@ def _latest(error: BaseException | None) -> Callable[[], Any]:
     while found is not None and id(found) not in seen:
         seen.add(id(found))
         if isinstance(found, RemoteTraceback) and found.again is not None:
-            again: Callable[[], Any] = found.again
-            return again
+            return functools.partial(found.again, found)
         if isinstance(found, WorkerError) and not isinstance(found.__cause__, RemoteTraceback):
             break
         found = found.__cause__ or found.__context__

@@ -84,7 +84,7 @@ class Submitted(Item):
         if isinstance(trace, RemoteTraceback) and trace.began and self._pickler is not None:
             task, name = (self.fn, self.args, self.kwargs), name_of(self.called)
             rank = getattr(error, "rank", 0)
-            keep(trace, functools.partial(_again, self._pickler, task, name, trace, rank))
+            keep(trace, functools.partial(_again, self._pickler, task, name, rank))
 
     def __repr__(self) -> str:
         args = self.args if self.fn is self.called else self.args[1][0]  # of a chunk the first item
@@ -92,7 +92,7 @@ class Submitted(Item):
         return cut(f"{name_of(self.called)}({', '.join(given)})", A_LINE)
 
 
-def _again(pickler: TaskPickler, task: Any, name: str, trace: RemoteTraceback, rank: int) -> Any:
+def _again(pickler: TaskPickler, task: Any, name: str, rank: int, trace: RemoteTraceback) -> Any:
     """Do a task once more, in this process, with copies of what it gets."""
     fn, args, kwargs = pickler.pickled(task).load()
     scene = Scene(fn, [*args], kwargs, None, (rank, rank + 1), (0, rank, rank + 1))
