@@ -6,13 +6,14 @@ import os
 import signal
 import sqlite3
 import threading
+import time
 
 import numpy as np
 import pytest
 
 import synkro as synk
 from support.waiting import Watch
-from synkro import InvalidType, InvalidValue, UsageError, WorkerDied, WorkerError
+from synkro import CallTimeout, InvalidType, InvalidValue, UsageError, WorkerDied, WorkerError
 
 pytestmark = pytest.mark.counted_once
 
@@ -232,12 +233,33 @@ def test_one_that_fails_is_told(tmp_path):
 
     with pytest.raises(WorkerError, match="'fails': ValueError: no such host"):
         started(fails)
-    with pytest.raises(WorkerDied, match="exit code 3"):
+    with pytest.raises(WorkerDied, match=r"in the initializer 'end', the worker of .*exit code 3"):
         started(end)
+    with Watch(), pytest.raises(CallTimeout, match="in the initializer 'sleep', no answer"):
+        started(time.sleep, 100, timeout=1)
     with started(once, replace=True) as session:
         (tmp_path / "begun").touch()
         with Watch(), pytest.raises(WorkerDied, match=r"could not take its place.*no such host"):
             session.function(end, outputs=[])()
+
+
+made = None
+times = 0
+
+
+def make_once():
+    """What is made when it is first asked for, as many do it."""
+    global made, times
+    if made is None:
+        made = [os.getpid()]
+    times += 1
+    return made
+
+
+def test_what_is_made_once():
+    with started(make_once) as session:
+        assert session.map(lambda _: make_once() == [os.getpid()] and times > 1, range(4)) == [True] * 4
+    assert (made, times) == (None, 0)
 
 
 def test_what_an_initializer_may_not():

@@ -14,6 +14,7 @@ The worker has dropped what the main program's levels and filters leave out.
 from __future__ import annotations
 
 import contextlib
+import functools
 import pickle
 import struct
 import sys
@@ -29,7 +30,8 @@ from ..memory.interrupts import uninterrupted
 handling: set[int] = set()
 """The threads that handle records, or warnings, now."""
 
-_LENGTH = struct.Struct("=I")
+_HEAD = struct.Struct("=I?")  # the length of a message, and whether it is a question
+_ROOM = 1 << 26  # bytes of messages that wait for handlers
 _MOST = 1000  # warnings of which is known how often they were shown
 
 
@@ -84,7 +86,7 @@ class LogSender:
     def send(self, message: Logged | Told | Asked) -> None:
         """Raises: what pickling raises; OSError."""
         stream = pickle.dumps(message, 5)
-        self._waiting.append(_LENGTH.pack(len(stream)) + stream)
+        self._waiting.append(_HEAD.pack(len(stream), isinstance(message, Asked)) + stream)
         with self._lock, uninterrupted():
             if self._sends:  # a signal handler logs in the middle of this
                 return
@@ -136,6 +138,70 @@ class Warnings:
         return counts[rank] > before
 
 
+class LogHandling:
+    """A thread that hands over what workers have logged: whatever a handler waits for, neither they, nor
+    who reads what they say, wait for it."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[Callable[[], None], int]] = deque()
+        self._nbytes = 0  # of what waits, or is handled
+        self._left_out = 0  # for which there was no room
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def put(self, hand_over: Callable[[], None], nbytes: int) -> None:
+        """Have a message of so many bytes handed over, unless too much waits."""
+        with self._changed:
+            if self._nbytes and self._nbytes + nbytes > _ROOM:
+                self._left_out += 1
+                return
+            self._waiting.append((hand_over, nbytes))
+            self._nbytes += nbytes
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="synkro-logs", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until all is handed over, so many seconds at most."""
+        if threading.get_ident() not in handling:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._nbytes, seconds)
+
+    def close(self, seconds: float) -> None:
+        """End the thread when all is handed over; wait for it so many seconds at most."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(seconds)
+
+    def _run(self) -> None:
+        while (first := self._next()) is not None:
+            hand_over, nbytes = first
+            handling.add(threading.get_ident())
+            try:
+                hand_over()
+            finally:
+                handling.discard(threading.get_ident())
+                with self._changed:
+                    self._nbytes -= nbytes
+                    left_out, self._left_out = self._left_out, 0
+                    self._changed.notify_all()
+                if left_out:
+                    print(
+                        f"Synkro: {left_out} messages of workers' logs were left out, as a handler of "
+                        f"the program's took too long.",
+                        file=sys.stderr,
+                    )
+
+    def _next(self) -> tuple[Callable[[], None], int] | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            return self._waiting.popleft() if self._waiting else None
+
+
 class LogReceiver:
     """The end of the main process, for one worker.
 
@@ -153,6 +219,7 @@ class LogReceiver:
         warned: Warnings,
         write: Callable[[list[str]], None],
         ask: Callable[[Asked], None],
+        handling: LogHandling,
     ) -> None:
         """*write* writes lines to the user's stderr, where no handler does; *ask* has the user asked."""
         self.rank = rank
@@ -160,33 +227,34 @@ class LogReceiver:
         self._warnings = warned
         self._write = write
         self._ask = ask
+        self._handling = handling
         self._rest = bytearray()
 
     def feed(self, chunk: bytes) -> None:
-        """Hand over what has come whole."""
+        """Have handed over what has come whole."""
         self._rest += chunk
-        while len(self._rest) >= _LENGTH.size:
-            stop = _LENGTH.size + _LENGTH.unpack_from(self._rest)[0]
+        while len(self._rest) >= _HEAD.size:
+            nbytes, asks = _HEAD.unpack_from(self._rest)
+            stop = _HEAD.size + nbytes
             if len(self._rest) < stop:
                 break
-            stream = bytes(self._rest[_LENGTH.size : stop])
+            stream = bytes(self._rest[_HEAD.size : stop])
             del self._rest[:stop]
-            handling.add(threading.get_ident())
-            try:
-                self._hand_over(pickle.loads(stream))
-            except BaseException:  # whatever a handler raises: all output comes by this thread
-                with contextlib.suppress(Exception):
-                    self._write(traceback.format_exc().splitlines())
-            finally:
-                handling.discard(threading.get_ident())
+            if asks:
+                self._ask(pickle.loads(stream))
+            else:
+                self._handling.put(functools.partial(self._hand_over, stream), nbytes)
 
-    def _hand_over(self, message: Logged | Told | Asked) -> None:
-        if isinstance(message, Logged):
-            self._log(message.attributes)
-        elif isinstance(message, Asked):
-            self._ask(message)
-        else:
-            self._warnings.show(self.rank, message)
+    def _hand_over(self, stream: bytes) -> None:
+        try:
+            message: Logged | Told = pickle.loads(stream)
+            if isinstance(message, Logged):
+                self._log(message.attributes)
+            else:
+                self._warnings.show(self.rank, message)
+        except BaseException:  # whatever a handler raises: others come by this thread, too
+            with contextlib.suppress(Exception):
+                self._write(traceback.format_exc().splitlines())
 
     def _log(self, attributes: dict[str, Any]) -> None:
         import logging  # noqa: PLC0415  it takes a while, and few programs log in workers
@@ -214,12 +282,15 @@ def _found(kinds: tuple[tuple[str, str], ...]) -> type[Warning]:
 def _made(told: Told) -> Warning:
     """The warning: as it was, if its class is here; else its text, in the nearest class that is."""
     kinds, text = told.warned.kinds, told.warned.text
-    kind = _found(kinds)
-    if told.pickled is not None and (kind.__module__, kind.__qualname__) == kinds[0]:
+    if told.pickled is not None and kinds[0][0] in sys.modules:
         with contextlib.suppress(Exception):
             found = pickle.loads(told.pickled)
-            if type(found) is kind:
+            if (
+                isinstance(found, Warning)
+                and (type(found).__module__, type(found).__qualname__) == kinds[0]
+            ):
                 return found
+    kind = _found(kinds)
     made = kind.__new__(kind, text)
     made.args = (text,)
     try:

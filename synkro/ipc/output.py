@@ -12,11 +12,12 @@ import re
 import selectors
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any, BinaryIO, NamedTuple
 
-from .logs import Asked, LogReceiver, Warnings
+from .logs import Asked, LogHandling, LogReceiver, Warnings
 
 TAIL_LINES = 40
 """Lines of each worker's stderr that are kept for the message about its death."""
@@ -111,6 +112,7 @@ class OutputPump:
         self._selector = selectors.DefaultSelector()
         self._streams: dict[tuple[int, str], _Stream] = {}
         self._warnings = Warnings()
+        self._handling = LogHandling()
         self._pipes: list[BinaryIO] = []
         self._logs: set[int] = set()  # the descriptors of those that are of logs
         self._wake = -1  # the eventfd by which the thread hears that somebody waits for it
@@ -150,7 +152,8 @@ class OutputPump:
         stdout, stderr = (_Stream(rank, name, self._before) for name in ("stdout", "stderr"))
         self._streams |= {(rank, "stdout"): stdout, (rank, "stderr"): stderr}
         ask = functools.partial(self._ask, stdout)
-        return stdout, stderr, LogReceiver(rank, self._warnings, stderr.pass_on, ask)
+        log = LogReceiver(rank, self._warnings, stderr.pass_on, ask, self._handling)
+        return stdout, stderr, log
 
     def _ask(self, stdout: _Stream, asked: Asked) -> None:
         self._questions.append(Question(stdout.rank, asked, stdout.take_prompt()))
@@ -227,7 +230,9 @@ class OutputPump:
                 return
             self._waiting.append(done)
             os.eventfd_write(self._wake, 1)
-        done.wait(_HANDLING)
+        start = time.monotonic()
+        if done.wait(_HANDLING):
+            self._handling.wait(start + _HANDLING - time.monotonic())
 
     def _finish_reading(self) -> None:
         """Read all that is there, and tell who waits for that."""
@@ -279,6 +284,7 @@ class OutputPump:
         """
         if self._thread.ident is not None:
             self._thread.join(patience)
+        self._handling.close(patience)
         if not self._told:
             for stream in self._streams.values():
                 stream.pass_on(stream.dump)

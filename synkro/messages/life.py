@@ -60,10 +60,14 @@ class Started(Reply):
 
 
 class Initialize(Command):
-    """Call a function without arguments, by its number, which prepares the worker."""
+    """Call a function without arguments, by its number, which prepares the worker.
+
+    *begins* are names that it assigns: the number of the module, the name, and the value to begin with.
+    """
 
     changes = True
     function: int
+    begins: list[tuple[int, str, Any]]
 
 
 class Reseed(Command):

@@ -326,12 +326,13 @@ def is_class_by_value(reduced: Any) -> bool:
 
 
 def _whole_class(cls: type, reduced: Any) -> Any:
-    """What to reduce a class to, with its slots and members, and as JAX knows it, all of which
-    cloudpickle leaves out."""
+    """What to reduce a class to, with its whole name, its slots and members, and as JAX knows it, all of
+    which cloudpickle leaves out."""
     if not is_class_by_value(reduced):
         return reduced
+    contents = reduced[2][0]
+    contents["__qualname__"] = cls.__qualname__
     if slots := kinds.own_slots(cls):
-        contents = reduced[2][0]
         for name in slots:
             contents.pop(name, None)
         if isinstance(contents["__slots__"], str | tuple | list | dict):  # no iterator: that is over
@@ -629,6 +630,22 @@ def _complete_class(complete: Callable[[type, Any], type], kind: type, state: An
         complete(kind, state)
         _incomplete.discard(kind)
     return kind
+
+
+def by_themselves(value: Any) -> Any:
+    """*value*, which plain pickle takes then: an object of the user's for the program, which has its
+    class."""
+    return value if type(value) in kinds.SIMPLE else _ByItself(dumped(value, there=True))
+
+
+class _ByItself:
+    """A pickle, which becomes what was pickled when it is unpickled."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def __reduce__(self) -> Any:
+        return loads, (self._data,)
 
 
 def loads(data: bytes) -> Any:

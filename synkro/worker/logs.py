@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import os
+import pickle
 import sys
 import warnings
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from typing import Any
 from .. import here
 from ..ipc.logs import Logged, LogSender, Told, Warned
 from ..packing import settings
-from ..packing.pickles import dumped
+from ..packing.pickles import by_themselves
 
 _MOST = 1 << 16  # bytes of a warning with all that it holds
 
@@ -38,7 +39,12 @@ class _ToMain(logging.Handler):
                 return
             text = self.format(record)
             in_text = dict.fromkeys(("args", "exc_info", "exc_text", "stack_info"))
-            self._sender.send(Logged(vars(record) | in_text | {"msg": text, "message": text}))
+            attributes = vars(record) | in_text | {"msg": text, "message": text}
+            try:
+                self._sender.send(Logged(attributes))
+            except (pickle.PicklingError, AttributeError, TypeError):  # of the script's
+                apart = {name: by_themselves(value) for name, value in attributes.items()}
+                self._sender.send(Logged(apart))
         except Exception:
             self.handleError(record)
 
@@ -92,7 +98,7 @@ def send_logs(sender: LogSender) -> None:
             call = None if rank is None or rank.item is not None else rank.epoch
             pickled = None
             with contextlib.suppress(Exception):
-                pickled = dumped(message, there=True)
+                pickled = pickle.dumps(by_themselves(message), 5)
             warned = Warned(str(message), kinds, filename, lineno, module, call)
             sender.send(Told(warned, pickled if pickled is None or len(pickled) <= _MOST else None))
         else:

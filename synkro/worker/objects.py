@@ -356,6 +356,12 @@ class RankObjects:
         head += bytes(len(head) % 2)  # elements have two bytes; the pickle knows where it ends
         return [np.frombuffer(head, PICKLED), *(np.frombuffer(buffer, np.uint8) for buffer in buffers)]
 
+    def let_begin(self, names: Iterable[tuple[int, str, Any]]) -> None:
+        """Have *names* of modules, by their numbers, begin with values, which functions replace."""
+        for number, name, value in names:
+            if number in self._modules:
+                vars(self._modules[number]).setdefault(name, value)
+
     def generators(self) -> dict[int, Any]:
         """The random generators among the objects, by number."""
         kinds = self._kinds.items()

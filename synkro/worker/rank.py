@@ -261,6 +261,7 @@ class Rank(Workspace):
 
     def _initialize(self, command: messages.Initialize) -> None:
         spec = self.functions[command.function]
+        self.objects.let_begin(command.begins)
         self.begin(tuple(range(self.size)))
         self.function = spec.name
         self.report(Phase.RUNNING, 0)

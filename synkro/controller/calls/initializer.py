@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
-from ...errors import InvalidType, shortened
+from ...errors import CallTimeout, InvalidType, WorkerDied, shortened
 from ...messages import FunctionSpec, Initialize
 from .distribution import SentFunction, Services
 from .function import name_of
@@ -33,13 +33,16 @@ class Initializer(SentFunction):
     """A function that all workers call, and those that take their places.
 
     What it assigns to globals is each worker's own: functions find it there.
+
+    Attributes:
+        begins: for ``Initialize``.
     """
 
     def __init__(self, services: Services, fn: Callable[[], Any]) -> None:
         """Raises: what sending it raises."""
         super().__init__()
         self.name: str = name_of(fn.func if isinstance(fn, functools.partial) else fn)
-        services.objects.handover.leave_to_workers(fn)
+        self.begins: Final = services.objects.handover.leave_to_workers(fn)
         self._join(services, FunctionSpec(self.name, fn, None))
         self._bring()
 
@@ -52,7 +55,11 @@ def prepared(services: Services, fn: Callable[[], Any] | None) -> Initializer | 
     if fn is None:
         return None
     initializer = Initializer(services, fn)
-    command = Initialize(initializer.number)
-    services.engine.run(command)
+    command = Initialize(initializer.number, initializer.begins)
+    try:
+        services.engine.run(command)
+    except (WorkerDied, CallTimeout) as error:
+        error.args = (f"in the initializer {initializer.name!r}, {error}",)
+        raise
     services.replacement.initialize_by(command)
     return initializer

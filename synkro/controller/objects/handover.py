@@ -41,9 +41,12 @@ class Handover:
     _compiled: Callable[[Any], Any]
     _watches: Iterable[Watch]
 
-    def leave_to_workers(self, fn: Any) -> None:
-        """The names that *fn* assigns, which prepares workers, are each worker's own from now on."""
-        self._registry.leave_to_workers(fn)
+    def leave_to_workers(self, fn: Any) -> list[tuple[int, str, Any]]:
+        """The names that *fn* assigns, which prepares workers, are each worker's own from now on.
+
+        Returns what they begin with: numbers of modules, names and values.
+        """
+        return self._registry.leave_to_workers(fn)
 
     def anew(self) -> tuple[Parcel, Segment | None]:
         """A delivery of all functions and objects that the workers have; its memory is to be held.

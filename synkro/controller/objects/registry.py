@@ -14,7 +14,7 @@ from ...packing import kinds
 from ...packing.code import functions_of, uses
 from ...packing.imported import Part
 from ...packing.kinds import Contents, Kind, Name, cached_names, goes_by_number, inside, kind_of
-from ...packing.pickles import Space, ValueWriter, Writer
+from ...packing.pickles import Space, ValueWriter, Writer, is_small
 from .known import Known, Remembered, in_cycles
 
 _RECENT = 100
@@ -218,12 +218,20 @@ class Registry:
                 self._modules.append(space)
         return space
 
-    def leave_to_workers(self, fn: Any) -> None:
-        """What *fn* assigns, and the user's functions that it uses: each worker has its own."""
+    def leave_to_workers(self, fn: Any) -> list[tuple[int, str, Any]]:
+        """What *fn* assigns, and the user's functions that it uses: each worker has its own.
+
+        Returns what workers begin with: numbers of spaces, names, and their values, if these are small.
+        """
+        begins = []
         for plain in functions_of(fn, lambda plain: not self.space(plain.__globals__).installed):
             space = self.space(plain.__globals__)
-            space.assigned.update(uses(plain.__code__).assigns)
+            names = uses(plain.__code__).assigns
+            space.assigned.update(names)
             self._assigned.append(space)
+            held = [(name, space.names[name]) for name in names if name in space.names]
+            begins += [(space.number, name, value) for name, value in held if is_small(value)]
+        return begins
 
     def name(self, names: dict[str, Any], name: str) -> Name:
         """The object that stands for one name."""
