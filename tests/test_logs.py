@@ -141,6 +141,18 @@ def test_what_a_record_carries(two, kept):
     assert (record.args, record.exc_info) == (None, None)
 
 
+def test_a_stacklevel_beyond_the_function_is_that_of_the_function(two, kept):
+    def task():
+        log.warning("logged", stacklevel=2)
+        warnings.warn("warned", stacklevel=2)
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        synk.function(task, outputs=[])()
+    assert {each.filename for each in found} == {__file__}
+    assert {(record.pathname, record.funcName) for record in kept.records} == {(__file__, "task")}
+
+
 class Place:
     """The program's own, in the place of one of a script."""
 

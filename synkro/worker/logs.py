@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from .. import here
+from ..errors import HOME
 from ..ipc.logs import Logged, LogSender, Told, Warned
 from ..packing import settings
 from ..packing.pickles import by_themselves
@@ -37,6 +38,11 @@ class _ToMain(logging.Handler):
             if os.getpid() != self._pid:  # a fork, which does not share the way
                 print(logging.Formatter(logging.BASIC_FORMAT).format(record), file=sys.stderr)
                 return
+            if record.pathname.startswith(HOME) and (frame := _in_the_users(sys._getframe())):
+                code = frame.f_code  # stacklevel= would be that of the caller, which there is none of
+                name = os.path.basename(code.co_filename)
+                place = {"pathname": code.co_filename, "filename": name, "lineno": frame.f_lineno}
+                vars(record).update(place, funcName=code.co_name, module=os.path.splitext(name)[0])
             text = self.format(record)
             in_text = dict.fromkeys(("args", "exc_info", "exc_text", "stack_info"))
             attributes = vars(record) | in_text | {"msg": text, "message": text}
@@ -47,6 +53,16 @@ class _ToMain(logging.Handler):
                 self._sender.send(Logged(apart))
         except Exception:
             self.handleError(record)
+
+
+def _in_the_users(frame: FrameType | None) -> FrameType | None:
+    """The nearest frame that is of code of the user's, or of a library's."""
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THEIRS):
+        frame = frame.f_back
+    return frame
+
+
+_NOT_THEIRS = (HOME, logging.__file__, warnings.__file__)
 
 
 def _module_at(filename: str, line: int, frame: FrameType | None) -> str | None:
@@ -93,6 +109,8 @@ def send_logs(sender: LogSender) -> None:
     ) -> None:
         if file is None and os.getpid() == pid:
             kinds = tuple((kind.__module__, kind.__qualname__) for kind in category.__mro__)
+            if filename.startswith(HOME) and (frame := _in_the_users(sys._getframe())):
+                filename, lineno = frame.f_code.co_filename, frame.f_lineno
             module = _module_at(filename, lineno, sys._getframe(1))
             rank = here.rank
             call = None if rank is None or rank.item is not None else rank.epoch
