@@ -192,7 +192,7 @@ class WorkerError(SynkroError):
                 "raised it, or it is a copy, or a hundred others have come since."
             )
         try:
-            return again(cause)
+            return again(cause, None)
         except BaseException as error:
             raise folded(error)  # noqa: B904  it is the same one
 

@@ -73,7 +73,7 @@ def test_in_tasks(user, workers, executor):
     assert executor.submit(name_of, "b").result() == "b ß → 🙂"
     assert list(workers.imap(name_of, ["c"])) == ["c Bob"]
     assert [prompt.rpartition("] ")[2] for prompt in user.asked] == ["name? "] * 3
-    assert user.asked[1] == "name? "
+    assert user.asked[1] == "[rank 0] name? "
 
 
 def stops(number):
@@ -112,6 +112,31 @@ def test_a_debugger_steps_into_what_a_task_calls(user, workers, capfd):
     user.lines = ["s", "s", "w", "!x = 20", "c"]
     assert workers.map(task, [1]) == [21]
     assert "inner" in capfd.readouterr().out
+
+
+def test_one_rank_after_the_other(workers, monkeypatch, capfd):
+    """The user stays with a rank, and what others print comes when no prompt is there."""
+    lines = {rank: ["p 1", "p 2", "p 3", "c"] for rank in range(2)}
+    asked = []
+
+    def answer(prompt=""):
+        asked.append(int(prompt[6]))
+        time.sleep(0.02)
+        said.append(capfd.readouterr().out)
+        return lines[asked[-1]].pop(0)
+
+    def work():
+        print("before")
+        breakpoint()
+        return 1
+
+    said = []
+    monkeypatch.setattr(builtins, "input", answer)
+    assert workers.function(work, outputs="sum")() == 2
+    assert asked in ([0] * 4 + [1] * 4, [1] * 4 + [0] * 4)
+    for rank, text in zip(asked, said, strict=True):
+        if text and asked.index(rank) != 0:
+            assert text.rstrip().splitlines()[-1].startswith(f"[rank {rank}]")
 
 
 def test_who_quits_the_debugger_fails_the_call(user, workers):

@@ -161,8 +161,8 @@ def test_what_the_rank_has_now_and_nothing_changes_here(workers, capfd):
     assert (model.seen, Model.calls, table, count.n) == ([], 0, {"calls": 0}, 0)
     assert np.array_equal(workers.function(lambda: w.value[0], outputs=None)(), [2, 2])
     told = capfd.readouterr().err
-    assert "before it failed on rank 1, 'work' had changed" in told
-    for name in ("'table'", "'count'", "'model'", "variable 'w'"):
+    assert "on rank 1 this is what 'work', before it failed, or earlier calls have made of it" in told
+    for name in ("'table'", "'count'", "'model.seen'", "'Model'", "the variable 'w'"):
         assert name in told
     _, found = replayed(error)
     assert found["work"].f_locals["table"] == {"calls": 3}
@@ -208,7 +208,7 @@ except Broken as error:
 """
     )
     assert done.stdout.splitlines() == ["True 3 0", "3 3"]
-    assert "had changed the global 'part'" in done.stderr
+    assert "Synkro: 'part': on rank 0 this is what '<lambda>'" in done.stderr
 
 
 def test_functions_and_classes_of_a_module_of_ones_own(workers, tmp_path, monkeypatch):
@@ -232,10 +232,24 @@ def test_functions_and_classes_of_a_module_of_ones_own(workers, tmp_path, monkey
         return replayed_module.work(x)
 
     error = failure(workers.function(work), np.ones(2))
-    again, found = replayed(error)
-    assert again.args == (2,)
+    for _ in range(2):
+        again, found = replayed(error)
+        assert again.args == (2,)
     assert replayed_module.seen == []
+    assert sys.modules["replayed_module"] is replayed_module
     assert type(found["work"].f_locals["row"]).__name__ == "Row"
+
+    def imports(x):
+        import replayed_module as found
+
+        return found.work(x)
+
+    error = failure(workers.function(imports), np.ones(2))
+    for _ in range(2):
+        again, _ = replayed(error)
+        assert again.args == (error.args[0] + 1,)
+    assert replayed_module.seen == []
+    assert sys.modules["replayed_module"] is replayed_module
     monkeypatch.delitem(sys.modules, "replayed_module")
 
 
@@ -253,6 +267,17 @@ def test_what_cannot_be_copied_is_said_where_it_is_used(workers):
     again, _ = replayed(failure(f, np.ones(2), False))
     assert str(again) == "at the end"
     again, _ = replayed(failure(f, np.ones(2), True))
+    assert "cannot be copied" in str(again)
+
+    others = []
+
+    def holds(x):
+        if not others:
+            others.append(threading.Lock())
+        with others[0]:
+            raise ValueError("inside")
+
+    again, _ = replayed(failure(workers.function(holds, outputs=[]), np.ones(2)))
     assert "cannot be copied" in str(again)
 
 
@@ -414,6 +439,11 @@ def test_tasks_of_an_executor(user, capfd):
     user.lines[:] = ["p drawn", "q"]
     synk.debug(error)  # it needs no workers
     assert str(error.args[1]) in capfd.readouterr().out
+    with synk.Executor(1, initializer=risky, initargs=(1,)) as executor:
+        error = executor.submit(risky, -1).exception()
+    user.lines[:] = ["q"]
+    synk.debug(error)
+    assert "what the initializer of the Executor has set is on its workers" in capfd.readouterr().err
 
 
 def test_submitted_calls(workers):
@@ -451,13 +481,36 @@ def test_debug_finds_the_failure(workers, user):
         raise RuntimeError("of another kind") from error
     except RuntimeError as caught:
         synk.debug(caught)
-    assert len(user.asked) == 2
+    try:
+        1 / 0
+    except ZeroDivisionError:
+        synk.debug()  # the last failure of a function that there is
+    assert len(user.asked) == 3
+
+
+def test_the_prompt_stands_where_the_rank_stood(workers, user, capfd):
+    def work(x):
+        total = x.sum()
+        if total < 0:
+            raise ValueError("negative")
+        return total
+
+    f = workers.function(work)
+    error = failure(f, np.array([1.0, -2]))
+    user.lines[:] = ["p synk.rank(), synk.size(), synk.rows()", "p np.isnan(x), Model.__name__", "q"]
+    synk.debug(error)
+    said = capfd.readouterr().out
+    assert "(1, 2, array([1]))" in said
+    assert "(array([False]), 'Model')" in said  # which the function does not use
+    with pytest.raises(synk.UsageError):
+        synk.rank()
 
 
 def test_debug_without_a_failure(workers, nothing_last):
+    gc.collect()  # errors of other tests
     with pytest.raises(synk.UsageError, match="found no failure"):
         synk.debug()
-    with pytest.raises(synk.UsageError, match="found no failure"):
+    with pytest.raises(synk.UsageError, match=r"got ValueError.*knows of no run of a function"):
         synk.debug(ValueError("of the program"))
 
 
@@ -477,6 +530,38 @@ def test_a_failure_that_does_not_come_again(workers, tmp_path):
     (tmp_path / "there").unlink()
     with pytest.warns(UserWarning, match=r"did not come again: 'work' has returned .*it is there"):
         assert error.replay() == 2
+
+
+def test_what_a_failure_depends_on_is_told(workers, capfd):
+    """Where the failed run has changed it, and so it does not come again."""
+    seen = []
+
+    def work(x):
+        if not seen:
+            seen.append(len(x))
+            raise ValueError("the first time")
+        return x.sum()
+
+    error = failure(workers.function(work), np.ones(2))
+    with pytest.warns(UserWarning, match="did not come again"):
+        error.replay()
+    assert "Synkro: 'seen': on rank 0 this is what 'work'" in capfd.readouterr().err
+
+
+def test_another_text_than_there(workers, capfd):
+    count = []
+
+    def work(x):
+        count.append(1)
+        raise KeyError(len(count))
+
+    replayed(failure(workers.function(work), np.ones(2)))
+    assert "Synkro: on rank 0 it was KeyError: 1" in capfd.readouterr().err
+
+
+def test_failures_of_check(workers):
+    again, _ = replayed(failure(workers.function(risky).check, np.array([1.0, -1])))
+    assert type(again) is Odd
 
 
 def test_another_failure_than_there(workers, capfd):

@@ -40,9 +40,17 @@ class _Stream:
         dump: the lines of a crash that are held back; none for long, unless the worker ends.
     """
 
-    def __init__(self, rank: int, target: str, before: Callable[[int], str]) -> None:
-        """*before* says what is written before each line of a rank."""
+    def __init__(
+        self,
+        rank: int,
+        target: str,
+        before: Callable[[int], str],
+        hold: Callable[[_Stream, Sequence[str]], bool],
+    ) -> None:
+        """*before* says what is written before each line of a rank; *hold* takes lines that are to come
+        later, and returns whether they are."""
         self.rank = rank
+        self._hold = hold
         self._before = before
         self.target = target
         self.ended = threading.Event()
@@ -61,7 +69,7 @@ class _Stream:
     def take_prompt(self) -> str:
         """The line that has not ended, which is a question; it counts as passed on."""
         prompt, self._rest = self._rest.decode(errors="replace"), b""
-        return self._before(self.rank) + prompt
+        return f"[rank {self.rank}] {prompt}"
 
     def _sifted(self, lines: Sequence[str]) -> Iterator[str]:
         """*lines* without those of a crash; with them where others follow: it was a child's crash."""
@@ -77,7 +85,7 @@ class _Stream:
     def pass_on(self, text: Sequence[str]) -> None:
         """Write lines to the user's stream."""
         self.tail.extend(text)
-        if text:
+        if text and not self._hold(self, text):
             before = self._before(self.rank)
             stream = getattr(sys, self.target)  # the present one: a notebook replaces it
             with contextlib.suppress(Exception):  # the user closed it, or put something odd there
@@ -118,6 +126,7 @@ class OutputPump:
         self._wake = -1  # the eventfd by which the thread hears that somebody waits for it
         self.asking: int = -1
         self._questions: deque[Question] = deque()
+        self._held: list[tuple[_Stream, Sequence[str]]] | None = None  # lines, while the user types
         self._lock = threading.Lock()  # of the next three
         self._thread = self._new_thread()
         self._runs = False  # whether the thread reads, and will look once more
@@ -149,7 +158,7 @@ class OutputPump:
 
     def _new_streams(self, rank: int) -> tuple[_Stream, _Stream, LogReceiver]:
         """The streams of a new worker: stdout, stderr, and its log."""
-        stdout, stderr = (_Stream(rank, name, self._before) for name in ("stdout", "stderr"))
+        stdout, stderr = (_Stream(rank, name, self._before, self._hold) for name in ("stdout", "stderr"))
         self._streams |= {(rank, "stdout"): stdout, (rank, "stderr"): stderr}
         ask = functools.partial(self._ask, stdout)
         log = LogReceiver(rank, self._warnings, stderr.pass_on, ask, self._handling)
@@ -159,11 +168,35 @@ class OutputPump:
         self._questions.append(Question(stdout.rank, asked, stdout.take_prompt()))
         os.eventfd_write(self.asking, 1)
 
-    def question(self) -> Question | None:
-        """The next thing that a worker asks, if there is something."""
+    def question(self, rank: int | None) -> Question | None:
+        """The next thing that a worker asks, or that of *rank*, if there is something."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.asking)
-        return self._questions.popleft() if self._questions else None
+        found = (each for each in (*self._questions,) if rank in (None, each.rank))
+        question = next(found, None)
+        if question is not None:
+            self._questions.remove(question)
+        return question
+
+    @contextlib.contextmanager
+    def silent(self) -> Iterator[None]:
+        """A block in which the user types: what workers print meanwhile comes after it."""
+        with self._lock:
+            self._held = []
+        try:
+            yield
+        finally:
+            with self._lock:
+                held, self._held = self._held or [], None
+            for stream, text in held:
+                stream.pass_on(text)
+
+    def _hold(self, stream: _Stream, text: Sequence[str]) -> bool:
+        """Whether lines are held back now: they come later."""
+        with self._lock:
+            if self._held is not None:
+                self._held.append((stream, text))
+        return self._held is not None
 
     def be_anonymous(self) -> None:
         """Do not write from now on of which rank a line is."""

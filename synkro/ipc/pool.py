@@ -137,9 +137,13 @@ class WorkerPool:
         """The ``sentinels``, and ``asking``."""
         return [*self.sentinels, self._pump.asking]
 
-    def question(self) -> Question | None:
-        """The next thing that a worker asks, if there is something."""
-        return self._pump.question()
+    def question(self, rank: int | None) -> Question | None:
+        """The next thing that a worker asks, or that of *rank*, if there is something."""
+        return self._pump.question(rank)
+
+    def silent(self) -> contextlib.AbstractContextManager[None]:
+        """A block in which the user types: what workers print meanwhile comes after it."""
+        return self._pump.silent()
 
     def answer(self, rank: int, number: int, line: str) -> None:
         """Tell a worker what the user has answered to question *number*."""

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from ..values.arrays import Array
+
+OF_WORKER = "__of_worker__"
+"""A name among those of a module that say what a worker had there."""
 
 
 class Result(NamedTuple):
@@ -36,7 +40,8 @@ class Began(NamedTuple):
 
 class Scene(NamedTuple):
     """A function, and what it gets: *rows* are what ``rows()`` returns, *place* is its rank, and how
-    many there are, *where* its host, its rank there, and how many are there."""
+    many there are, *where* its host, its rank there, and how many are there.  *modules* are the user's
+    own that it imports while it runs, by name."""
 
     fn: Callable[..., Any]
     args: list[Any]
@@ -44,6 +49,7 @@ class Scene(NamedTuple):
     rows: Array | None
     place: tuple[int, int]
     where: tuple[int, int, int]
+    modules: dict[str, ModuleType]
 
 
 def singles_at(began: Began) -> list[tuple[Any, Any]]:

@@ -14,7 +14,7 @@ from ..messages import Replay
 from ..packing.scene import Began, Scene, singles_at
 from ..values.random import with_states
 from .call import PreparedCall
-from .scene import SceneWriter
+from .scene import SceneWriter, imported_by
 from .workspace import Workspace
 
 
@@ -36,7 +36,8 @@ def replayed(rank: Workspace, command: Replay) -> bytes:
         rows = None if began.task else call.rows()
         with atomic:
             writer = SceneWriter(rank.objects.numbers())
-            writer.dump(Scene(spec.fn, [*args], dict(kwargs), rows, place, rank.group.where))
+            parts = rows, place, rank.group.where, imported_by(spec.fn)
+            writer.dump(Scene(spec.fn, [*args], dict(kwargs), *parts))
             return writer.stream
 
 

@@ -38,7 +38,7 @@ from ..packing.pickles import (
     without_lock,
 )
 from ..packing.refused import Absent, refuse_open_file
-from ..packing.scene import Began, Result
+from ..packing.scene import OF_WORKER, Began, Result
 from ..values.arrays import Array
 from ..values.cache import Cache
 from ..values.foreign import in_host_memory
@@ -106,6 +106,13 @@ class Draws:
         singles = {place: state for _, place, state in states if place is not None}
         owned = {numbers[id(each)]: state for each, place, state in states if id(each) in numbers}
         return Began(piece, task, self._rng, singles, owned, results)
+
+
+def imported_by(fn: Any) -> dict[str, ModuleType]:
+    """The modules of the user's own that a function, and those that it uses, import while they run."""
+    names = {name for plain in functions_of(fn) for name in uses(plain.__code__).imports}
+    found = {name: sys.modules.get(name) for name in names}
+    return {name: module for name, module in found.items() if module is not None and is_own(module)}
 
 
 class SceneWriter(Stream):
@@ -226,7 +233,7 @@ class WorkerNames(ModuleType):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        vars(self)["__builtins__"] = builtins
+        vars(self).update({"__builtins__": builtins, OF_WORKER: True})
 
 
 def _same(module: ModuleType) -> ModuleType:

@@ -60,6 +60,13 @@ def end_lines() -> None:
                 stream.write("\n")
 
 
+def end_debugging() -> None:
+    """End what debuggers trace: what comes after the function is none of the user's."""
+    bdb = sys.modules.get("bdb")
+    if bdb is not None and isinstance(getattr(sys.gettrace(), "__self__", None), bdb.Bdb):
+        sys.settrace(None)
+
+
 class Questions:
     """What functions ask the user, by debuggers that read lines, and by ``input()``."""
 

@@ -39,6 +39,7 @@ from .objects import RankObjects
 from .reading import WholeFiles
 from .replica import Elsewhere, Replica
 from .scene import Draws
+from .terminal import end_debugging
 
 
 class Workspace:
@@ -174,6 +175,8 @@ class Workspace:
             if self.forked:
                 end_as_child(error)
             raise
+        finally:
+            end_debugging()
         if self.forked:
             end_as_child(SystemExit())
         self.in_function = False

@@ -469,17 +469,17 @@ class Function(SentFunction, Generic[P, R]):
             if self._bring() and self._watch is not None:
                 self._bring(self._watch.comparison.look())
             with preserved(engine, self) as put_back:
-                planned = self._planner.planned(replace(request, num_slices=1, alone=master))
+                planned = self._planner.planned(plain := replace(request, num_slices=1, alone=master))
                 try:
                     with self._bridged():
-                        plain = self._run(planned)
+                        expected = self._run(planned)
                 except WorkerError as error:
                     raise_refusal(error)
-                    raise
+                    raise remembered(error, self._services, self, self._planner.again(plain))  # noqa: B904
                 put_back()
                 result: R = self.call_as(request)
         modes = modes_of(request.output_subset, self.output_modes)
-        compare(self.name, modes, result, plain)
+        compare(self.name, modes, result, expected)
         return result
 
     def as_serial(self, *args: P.args, **kwargs: P.kwargs) -> Any:

@@ -15,9 +15,10 @@ import functools
 import pdb
 import pickle
 import sys
+import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,21 +31,22 @@ from ...errors import (
     WorkerError,
     cut,
     folded,
+    shortened,
     shown,
     warn,
 )
 from ...messages import Replay
-from ...packing import kinds
 from ...packing.code import functions_of, uses
-from ...packing.kinds import WHOLE
 from ...packing.pickles import OUT_OF_BAND, Reader
-from ...packing.scene import Began, Scene
+from ...packing.scene import OF_WORKER, Began, Scene
 from ...plan.call import CallPlan
 from ...values.variable import Variable
 from .check import preserved
 from .distribution import SentFunction, Services
 from .planner import Planned
 from .serial import in_place_of
+
+Enter = Callable[[BaseException], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,24 +63,28 @@ class Failure:
     rank: int
     item: tuple[Any, ...] | None = None
 
-    def again(self, trace: RemoteTraceback) -> Any:
+    def again(self, trace: RemoteTraceback, enter: Enter | None) -> Any:
         """Run the function once more, here, or, on GPUs, on the rank; *trace* is that of the failure,
-        which is not kept in here, as it keeps this."""
+        which is not kept in here, as it keeps this.  *enter* is as in ``run_here``."""
         engine, name = self.services.engine, self.function.name
         with engine.lock:
             try:
                 engine.wait_until_ready()
                 engine.settle()
             except SessionClosed:
+                how = "by as_serial()" if self.item is None else "itself, with the item"
                 raise UsageError(
                     f"the session is closed, and what the function {name!r} had on the worker is gone: "
                     f"call error.replay(), or debug(), before close(), or inside of the with block; or "
-                    f"run the function here, by as_serial()."
+                    f"call the function here, {how}."
                 ) from None
             planned = self.planned()  # which holds what it names
             command = self._command(planned.plan, trace.began)
+            handover, changed = self.services.objects.handover, list[str]()
             if not engine.on_gpus:
                 found = engine.run(command)[self.rank].pickle
+                with contextlib.suppress(WorkerError, UsageError):  # it holds what cannot be compared
+                    changed = handover.changed_on(self.rank, self.function.roots)
             else:
                 with preserved(engine, self.function) as put_back:
                     found = engine.run(command)[self.rank].pickle
@@ -86,8 +92,8 @@ class Failure:
                 if not pickle.loads(found):
                     _say(f"the failure did not come again: {name!r} has raised nothing on the rank.")
                 return None
-        scene = Reader(found, (), self.services.objects.handover.by_number()).load()
-        return run_here(scene, trace, name, self.rank)
+        scene = Reader(found, (), handover.by_number()).load()
+        return run_here(scene, trace, name, self.rank, enter, changed)
 
     def _command(self, plan: CallPlan, began: bytes) -> Replay:
         item = None
@@ -114,12 +120,20 @@ def remembered(
 
 
 _kept: deque[weakref.ref[RemoteTraceback]] = deque()  # those that know how to run again
+_last: list[RemoteTraceback] = []
 _MOST = 100
+_TOLD = 5  # objects that a sentence names
 
 
-def keep(trace: RemoteTraceback, again: Callable[[RemoteTraceback], Any]) -> None:
-    """Keep with a traceback how to run once more what has failed; the oldest of a hundred loses that."""
+def keep(trace: RemoteTraceback, again: Callable[[RemoteTraceback, Enter | None], Any]) -> None:
+    """Keep with a traceback how to run once more what has failed; the oldest of a hundred loses that.
+
+    At a prompt the last one is kept in any case: an error that nobody handles is forgotten there with
+    the next one.
+    """
     trace.keep(again)
+    if hasattr(sys, "ps1"):
+        _last[:] = [trace]
     _kept.append(weakref.ref(trace))
     while len(_kept) > _MOST:
         oldest = _kept.popleft()()
@@ -127,35 +141,84 @@ def keep(trace: RemoteTraceback, again: Callable[[RemoteTraceback], Any]) -> Non
             oldest.keep(None)
 
 
-def run_here(scene: Scene, trace: RemoteTraceback, name: str, rank: int) -> Any:
-    """Run a scene in this process, as *rank*; says what the run that failed had changed.
+def run_here(
+    scene: Scene,
+    trace: RemoteTraceback,
+    name: str,
+    rank: int,
+    enter: Enter | None,
+    changed: Iterable[str] = (),
+) -> Any:
+    """Run a scene in this process, as *rank*, where functions have *changed* this of the program's.
 
-    Returns what the function returns, with a warning.  Raises: what it raises.
+    *enter* is called with what is raised, while this process stands where the rank stood.  Returns what
+    the function returns, with a warning.  Raises: what it raises.
     """
     began: Began = pickle.loads(trace.began)
-    expected = trace.text.rstrip("\n").rpartition("\n")[2].partition(":")[0].rpartition(".")[2]
-    held = dict(_held(scene.fn))
-    before = {called: _digest(value) for called, value in held.items()}
-    try:
-        with in_place_of(scene, began, name):
+    variables = dict(_variables_of(scene.fn))
+    before = {called: np.array(variable.value) for called, variable in variables.items()}
+    others = list(map(repr, changed))
+    with in_place_of(scene, began, name):
+        try:
             value = scene.fn(*scene.args, **scene.kwargs)
-    except Exception as error:
-        _be_known(error)
-        _come_of(error, trace)
-        changed = [called for called, value in held.items() if _digest(value) != before[called]]
-        if changed:
-            _say(
-                f"before it failed on rank {rank}, {name!r} had changed {', '.join(changed)}: the "
-                f"replay began with what that had left."
-            )
-        if type(error).__name__ != expected:
-            _say(f"on rank {rank} it was {cut(trace.text.rstrip().rpartition(chr(10))[2])}")
-        raise
+        except Exception as error:
+            _be_known(error)
+            _come_of(error, trace)
+            others += [each for each in variables if _differ(before[each], variables[each].value)]
+            _tell_changed(name, rank, others)
+            said = "".join(traceback.format_exception_only(type(error), error)).rstrip()
+            if not trace.text.rstrip().endswith(said):
+                _say(f"on rank {rank} it was {_last_line(trace)}")
+            _complete(error)
+            if enter is not None:
+                enter(folded(error))
+            raise
+    _tell_changed(name, rank, others)
     warn(
         f"the failure did not come again: {name!r} has returned {shown(value)} in this process. On rank "
-        f"{rank} it raised {cut(trace.text.rstrip().rpartition(chr(10))[2])}"
+        f"{rank} it raised {_last_line(trace)}"
     )
     return value
+
+
+def _tell_changed(name: str, rank: int, changed: Sequence[str]) -> None:
+    if changed:
+        more = f" and {len(changed) - _TOLD} more" if len(changed) > _TOLD else ""
+        _say(
+            f"{', '.join(changed[:_TOLD])}{more}: on rank {rank} this is what {name!r}, before it "
+            f"failed, or earlier calls have made of it, and the replay begins with that."
+        )
+
+
+def _last_line(trace: RemoteTraceback) -> str:
+    return cut(trace.text.rstrip().rpartition("\n")[2])
+
+
+def _variables_of(fn: Any) -> Iterator[tuple[str, Variable[Any]]]:
+    """The variables that a function uses, and what they are called in a sentence."""
+    for plain in functions_of(fn):
+        found = {name: plain.__globals__.get(name) for name in uses(plain.__code__).names}
+        for name, cell in zip(plain.__code__.co_freevars, plain.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # nothing was assigned yet
+                found[name] = cell.cell_contents
+        for name, value in found.items():
+            if isinstance(value, Variable):
+                yield f"the variable {name!r}", value
+
+
+def _differ(one: Any, other: Any) -> bool:
+    return bool(one.shape != other.shape or one.tobytes() != np.asarray(other).tobytes())
+
+
+def _complete(error: BaseException) -> None:
+    """Give the names of a worker that an exception came through the others that the program has: for a
+    user who looks around."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        names = frame.f_globals
+        if OF_WORKER in names:
+            there = vars(sys.modules.get(names["__name__"], sys))
+            for name, value in list(there.items()) if names["__name__"] in sys.modules else ():
+                names.setdefault(name, value)
 
 
 def _be_known(error: BaseException) -> None:
@@ -178,33 +241,6 @@ def _come_of(error: BaseException, trace: RemoteTraceback) -> None:
     first.__context__, first.__suppress_context__ = trace, True
 
 
-def _held(fn: Any) -> Iterator[tuple[str, Any]]:
-    """What a function uses that can change, and what that is called in a sentence."""
-    for plain in functions_of(fn):
-        names = plain.__globals__
-        found = {
-            f"the global {name!r}": names[name] for name in uses(plain.__code__).names if name in names
-        }
-        for name, cell in zip(plain.__code__.co_freevars, plain.__closure__ or (), strict=True):
-            with contextlib.suppress(ValueError):
-                found[f"the name {name!r}"] = cell.cell_contents
-        for called, value in found.items():
-            if isinstance(value, Variable):
-                yield value.called(), value
-            elif kinds.kind_of(value) not in (None, kinds.CLASS, kinds.FUNCTION, kinds.FIXED):
-                yield called, value
-    owner = getattr(fn, "__self__", None)
-    if owner is not None:
-        yield f"its object, {shown(owner)},", owner
-
-
-def _digest(value: Any) -> Any:
-    """What is equal as long as *value* does not change; None where nobody can tell."""
-    with contextlib.suppress(Exception):
-        return kinds.OPAQUE.look(np.array(value.value) if isinstance(value, Variable) else value)[WHOLE]
-    return None
-
-
 def _say(text: str) -> None:
     print(f"Synkro: {text}", file=sys.stderr)
 
@@ -221,31 +257,24 @@ def debug(error: BaseException | None = None) -> None:
 
     Raises: UsageError if there is no such error; as ``WorkerError.replay``.
     """
-    try:
-        _latest(error)()
-    except Exception as caught:
-        outside = isinstance(caught, UsageError) and not _is_in_function(caught)
-        trace = folded(caught).__traceback__
-        if outside:
-            raise
-        sys.last_type, sys.last_value, sys.last_traceback = type(caught), caught, trace
+    entered: list[BaseException] = []
+
+    def enter(caught: BaseException) -> None:
+        entered.append(caught)
+        sys.last_type, sys.last_value, sys.last_traceback = type(caught), caught, caught.__traceback__
         if sys.version_info >= (3, 12):
             sys.last_exc = caught
         print(f"{type(caught).__name__}: {cut(str(caught))}")
-        pdb.post_mortem(trace)
+        pdb.post_mortem(caught.__traceback__)
+
+    try:
+        _latest(error)(enter)
+    except Exception as caught:
+        if caught not in entered:
+            raise folded(caught)  # noqa: B904  it is the same one
 
 
-def _is_in_function(error: BaseException) -> bool:
-    """Whether an error comes out of a function of the user's that was run here."""
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code is run_here.__code__:
-            return True
-        trace = trace.tb_next
-    return False
-
-
-def _latest(error: BaseException | None) -> Callable[[], Any]:
+def _latest(error: BaseException | None) -> Callable[[Enter], Any]:
     """How to run once more what *error*, or the last one, came of.  Raises: UsageError."""
     last = error or sys.exc_info()[1] or getattr(sys, "last_value", None)
     seen = set[int]()
@@ -254,12 +283,17 @@ def _latest(error: BaseException | None) -> Callable[[], Any]:
         seen.add(id(found))
         if isinstance(found, RemoteTraceback) and found.again is not None:
             return functools.partial(found.again, found)
-        if isinstance(found, WorkerError) and not isinstance(found.__cause__, RemoteTraceback):
-            break
         found = found.__cause__ or found.__context__
-    if isinstance(last, WorkerError):
-        return last.replay  # which says why it cannot be
+    if error is None:
+        living = [trace for trace in (each() for each in _kept) if trace is not None and trace.again]
+        if living:
+            return functools.partial(living[-1].again, living[-1])
+        raise UsageError(
+            "debug() found no failure of a worker: call it after a WorkerError, at the prompt or in an "
+            "except block, or keep the error, and call debug(error)."
+        )
     raise UsageError(
-        "debug() found no failure of a worker: call it after a WorkerError, at the prompt or in an "
-        "except block, or give it one, as debug(error)."
+        f"debug() got {shortened(error)}, and knows of no run of a function of which it came: give a "
+        f"WorkerError that a call or a map of this program has raised, or the exception of a future "
+        f"of an Executor. Of several hundred failures only the last hundred are known."
     )

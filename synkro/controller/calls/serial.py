@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -143,8 +145,23 @@ def in_place_of(scene: Scene, began: Began, name: str) -> Iterator[None]:
 
     with with_states(singles_at(began)), alone(rng, _Again(name, scene.rows), scene.where) as group:
         group.take(None if began.task is None else _TaskAgain(*began.task))
-        with group.replaying(began.results, scene.place):
+        with group.replaying(began.results, scene.place), _imported(scene.modules):
             yield
+
+
+@contextlib.contextmanager
+def _imported(modules: dict[str, ModuleType]) -> Iterator[None]:
+    """A block in which imports find these modules."""
+    before = {name: sys.modules.get(name) for name in modules}
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            if module is None:
+                sys.modules.pop(name, None)
+            else:
+                sys.modules[name] = module
 
 
 class _TaskAgain(Task):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import select
 import sys
 import threading
+import time
 from dataclasses import dataclass
 
 from ...ipc.channel import Controller
@@ -12,6 +14,7 @@ from ...ipc.pool import WorkerPool
 from ...ipc.waiting import standing_still
 
 _turn = threading.RLock()  # of the threads that ask the user something
+_STAYS = 0.3  # seconds that the user waits for the same rank, before another one asks
 
 
 @dataclass(eq=False)
@@ -30,11 +33,23 @@ class Prompt:
         if self._pool.asking not in ready:
             return ready
         with _turn:
-            while (question := self._pool.question()) is not None:
-                rank, asked, _ = question
-                if self._channel.is_doing(rank, asked.command):
-                    self._pool.answer(rank, asked.number, _answered(question))
+            last = None
+            while (question := self._next(last)) is not None:
+                last, asked, _ = question
+                if self._channel.is_doing(last, asked.command):
+                    with self._pool.silent():
+                        line = _answered(question)
+                    self._pool.answer(last, asked.number, line)
         return [fd for fd in ready if fd != self._pool.asking]
+
+    def _next(self, rank: int | None) -> Question | None:
+        """The next question: if there is one soon, that of the *rank* which asked the last one."""
+        end = time.monotonic() + _STAYS
+        while rank is not None and (left := end - time.monotonic()) > 0:
+            if (question := self._pool.question(rank)) is not None:
+                return question
+            select.select([self._pool.asking], [], [], min(left, _STAYS))
+        return self._pool.question(None)
 
 
 def _answered(question: Question) -> str:

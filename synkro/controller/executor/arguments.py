@@ -68,15 +68,17 @@ class TaskPickler:
     Attributes:
         key: by which workers know what the initializer of these tasks has done.
         usual: classes whose instances pickle takes as it takes most.
+        prepares: whether there is an initializer.
     """
 
-    def __init__(self, nearby: bool, writes: bool = False) -> None:
+    def __init__(self, nearby: bool, writes: bool = False, prepares: bool = False) -> None:
         self.key: str = os.urandom(8).hex()
         script = sys.modules.get("__mp_main__")  # as a child that multiprocessing has started calls it
         if script is not None and script.__name__ == "__mp_main__":
             cloudpickle.register_pickle_by_value(script)  # no worker can import it
         self._nearby = nearby
         self._writes = writes
+        self.prepares = prepares
         self.usual: set[type] = {BuiltinFunctionType}
         self._functions: dict[FunctionType, _KeptFunction] = {}  # some that have come more than once
         self._came: weakref.WeakSet[FunctionType] = weakref.WeakSet()  # functions that have come

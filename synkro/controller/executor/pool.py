@@ -36,7 +36,7 @@ from ...packing import settings
 from ...packing.futures import NotPrepared, Runner, Wrapped
 from ...packing.scene import Scene
 from ..calls.function import name_of
-from ..calls.replay import keep, run_here
+from ..calls.replay import Enter, keep, run_here
 from ..session import Session
 from ..tasks.source import Item, ItemPickler, ItemSource
 from ..tasks.wishes import Wishes
@@ -92,11 +92,19 @@ class Submitted(Item):
         return cut(f"{name_of(self.called)}({', '.join(given)})", A_LINE)
 
 
-def _again(pickler: TaskPickler, task: Any, name: str, rank: int, trace: RemoteTraceback) -> Any:
+def _again(
+    pickler: TaskPickler, task: Any, name: str, rank: int, trace: RemoteTraceback, enter: Enter | None
+) -> Any:
     """Do a task once more, in this process, with copies of what it gets."""
     fn, args, kwargs = pickler.pickled(task).load()
-    scene = Scene(fn, [*args], kwargs, None, (rank, rank + 1), (0, rank, rank + 1))
-    return run_here(scene, trace, name, rank)
+    if pickler.prepares:
+        print(
+            "Synkro: what the initializer of the Executor has set is on its workers only: the replay "
+            "has what the program has.",
+            file=sys.stderr,
+        )
+    scene = Scene(fn, [*args], kwargs, None, (rank, rank + 1), (0, rank, rank + 1), {})
+    return run_here(scene, trace, name, rank, enter)
 
 
 def _shown(value: Any) -> str:
@@ -143,7 +151,8 @@ class TaskPool(ItemSource):
 
         self._broken_error: Final = BrokenProcessPool
         self._cure = _CURE if wishes.ends_by_death else _LOST
-        self.arguments: TaskPickler = TaskPickler(not session.services.engine.has_hosts, writes)
+        nearby = not session.services.engine.has_hosts
+        self.arguments: TaskPickler = TaskPickler(nearby, writes, prepare is not None)
         self.broken: str = ""
         self._session = session
         self._channel = session.services.engine.channel

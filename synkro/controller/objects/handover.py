@@ -21,7 +21,7 @@ from ...packing.pickles import Writer
 from ...plan.call import aligned
 from ..engine.engine import Engine
 from .comparison import is_flat
-from .known import UNKNOWN, Known
+from .known import UNKNOWN, Known, reached
 from .registry import Registry
 from .values import Relied
 from .watch import Watch
@@ -77,12 +77,23 @@ class Handover:
 
     def survey(self) -> tuple[int, ...]:
         """The numbers of objects that functions have changed on some worker."""
-        everything = {known.number: known for known in self._registry.all() if _can_change_there(known)}
+        everything = [known for known in self._registry.all() if _can_change_there(known)]
+        return tuple(set[int]().union(*self._surveyed(everything)))
+
+    def changed_on(self, rank: int, roots: Iterable[Known]) -> list[str]:
+        """What functions have changed on a *rank* of all that *roots* reach, as errors call it."""
+        parts = self._registry.parts
+        there = [one for one in reached(roots) if one.contents is not None and id(one.obj) not in parts]
+        found = {known.number: known for known in there if _can_change_there(known)}
+        changed = [found[number] for number in self._surveyed(found.values())[rank]]
+        return [one.obj.__name__ if isinstance(one.obj, type) else one.path for one in changed]
+
+    def _surveyed(self, objects: Iterable[Known]) -> list[tuple[int, ...]]:
+        """By rank, the numbers of *objects* that are not as they came."""
         writer = self._registry.writer(self._compiled)
-        writer.dump([(known.number, known.contents) for known in everything.values()])
+        writer.dump([(known.number, known.contents) for known in objects])
         parcel, _memory = parcelled(self._engine.allocate, writer)
-        replies = self._engine.run(Changes(parcel))
-        return tuple(set[int]().union(*(reply.numbers for reply in replies)))
+        return [reply.numbers for reply in self._engine.run(Changes(parcel))]
 
     def copy(self, objects: Sequence[Known], source: int) -> Recover:
         """What gives a worker *objects* as they are on the rank *source*, which has nothing to do.
