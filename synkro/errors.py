@@ -116,13 +116,15 @@ class RemoteTraceback(Exception):
 
     Attributes:
         began: how the run began that failed, pickled; empty where that is not known.
+        summary: the class of the exception, and its text.
         again: runs it once more, in this process, or on the worker; None if that cannot be.
     """
 
-    def __init__(self, text: str, began: bytes = b"") -> None:
+    def __init__(self, text: str, began: bytes = b"", summary: str = "") -> None:
         super().__init__(text)
         self.text = text
         self.began = began
+        self.summary = summary
         self.again: Any = None
 
     def keep(self, again: Any) -> None:

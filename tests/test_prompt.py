@@ -72,6 +72,9 @@ def test_in_tasks(user, workers, executor):
     assert workers.map(name_of, ["a"]) == ["a Ann"]
     assert executor.submit(name_of, "b").result() == "b ß → 🙂"
     assert list(workers.imap(name_of, ["c"])) == ["c Bob"]
+    user.lines = [long := "x" * 3_000_000]
+    assert workers.map(name_of, ["d"]) == [f"d {long}"]
+    del user.asked[3:]
     assert [prompt.rpartition("] ")[2] for prompt in user.asked] == ["name? "] * 3
     assert user.asked[1] == "[rank 0] name? "
 

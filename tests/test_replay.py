@@ -256,29 +256,42 @@ def test_functions_and_classes_of_a_module_of_ones_own(workers, tmp_path, monkey
 def test_what_cannot_be_copied_is_said_where_it_is_used(workers):
     made = []
 
-    def work(x, use):
+    def work(x, how):
         if not made:
-            made.append(threading.Lock())
-        if use:
-            made[0].acquire()
+            made.append(each for each in range(100))
+        if how == "next":
+            next(made[0])
+        elif how == "with":
+            with made[0]:
+                pass
+        elif how == "attribute":
+            made[0].send(None)
         raise ValueError("at the end")
 
-    f = workers.function(work, bcast_inputs="use", outputs=[])
-    again, _ = replayed(failure(f, np.ones(2), False))
+    f = workers.function(work, bcast_inputs="how", outputs=[])
+    again, _ = replayed(failure(f, np.ones(2), "not"))
     assert str(again) == "at the end"
-    again, _ = replayed(failure(f, np.ones(2), True))
-    assert "cannot be copied" in str(again)
+    for how in ("next", "with", "attribute"):
+        again, _ = replayed(failure(f, np.ones(2), how))
+        assert "cannot be copied" in str(again)
 
-    others = []
 
-    def holds(x):
-        if not others:
-            others.append(threading.Lock())
-        with others[0]:
-            raise ValueError("inside")
+def test_locks_are_new_ones(workers):
+    made = {}
 
-    again, _ = replayed(failure(workers.function(holds, outputs=[]), np.ones(2)))
-    assert "cannot be copied" in str(again)
+    def work(x):
+        if not made:
+            made.update(lock=threading.Lock(), many=threading.Condition(), own=threading.local())
+            made["own"].count = 5
+        with made["lock"], made["many"]:
+            made["own"].count += 1
+            raise ValueError(made["own"].count)
+
+    for count in (6, 7):
+        error = failure(workers.function(work, outputs=[]), np.ones(2))
+        assert error.args == (count,)
+        again, _ = replayed(error)
+        assert again.args == (count + 1,)
 
 
 def test_random_generators_are_as_when_the_call_began(workers):
@@ -296,6 +309,68 @@ def test_random_generators_are_as_when_the_call_began(workers):
         again, _ = replayed(error)
         assert again.args == error.args
     assert (random.getstate(), np.random.get_state()[1].tolist()) == state
+
+
+def test_random_numbers_that_others_draw(workers):
+    """Methods, libraries, and the second of two normal numbers, which NumPy keeps."""
+
+    class Draws:
+        def numbers(self):
+            return np.random.standard_normal(), random.gauss(0, 1), random.sample(range(100), 3)
+
+    source = Draws()
+
+    def work(x):
+        found = source.numbers()
+        raise ValueError(found, np.random.permutation(5).tolist())
+
+    f = workers.function(work, outputs=[])
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    for _ in range(3):
+        error = failure(f, np.ones(2))
+        again, _ = replayed(error)
+        assert again.args == error.args
+    assert before == (random.getstate(), np.random.get_state()[1].tolist())
+    error = failure(workers.map, lambda item: work(item), range(4))
+    again, _ = replayed(error)
+    assert again.args == error.args
+
+
+def test_random_numbers_of_a_later_slice(workers):
+    def work(x):
+        drawn = synk.rng().normal(), random.random(), np.random.rand()
+        if x[0] == 2:
+            raise ValueError(drawn)
+        return x.sum()
+
+    error = failure(workers.function(work, outputs="sum"), np.arange(8.0), num_slices=4)
+    again, _ = replayed(error)
+    assert again.args == error.args
+
+
+def test_arguments_that_have_fewer_rows_now(workers):
+    items = list(range(-3, 5))
+
+    def work(x):
+        if x.max() > 3:
+            raise ValueError("large")
+        return x.sum()
+
+    f = workers.function(work, outputs="sum")
+    error, sliced = failure(f, items), failure(f, items, num_slices=4)
+    del items[1:]
+    with pytest.raises(synk.InvalidValue, match="has no rows any more"):
+        error.replay()
+    with pytest.raises(synk.InvalidValue, match="fewer"):
+        sliced.replay()
+
+
+def test_settings_of_an_initializer():
+    with synk.Session(1, verbose=False, initializer=np.seterr, initargs=("raise",)) as session:
+        f = session.function(lambda x: 1 / x, outputs="gather")
+        again, _ = replayed(failure(f, np.zeros(2)))
+        assert type(again) is FloatingPointError
+    assert np.geterr()["divide"] == "warn"
 
 
 def test_generators_in_objects(workers):
@@ -504,6 +579,48 @@ def test_the_prompt_stands_where_the_rank_stood(workers, user, capfd):
     assert "(array([False]), 'Model')" in said  # which the function does not use
     with pytest.raises(synk.UsageError):
         synk.rank()
+
+
+class Falsy(ValueError):
+    """Is false."""
+
+    def __bool__(self):
+        return False
+
+
+def test_debug_enters_whatever_failed(workers, user, capfd):
+    def leaves(x):
+        sys.exit(3)
+
+    def is_falsy(x):
+        raise Falsy("falsy")
+
+    def chained(x):
+        try:
+            risky(x)
+        except Odd as error:
+            raise RuntimeError("of another") from error
+
+    for fn, text in (
+        (leaves, "SystemExit: 3"),
+        (is_falsy, "Falsy: falsy"),
+        (chained, "RuntimeError: of"),
+    ):
+        synk.debug(failure(workers.function(fn, outputs=[]), np.array([-1.0, -1])))
+        assert text in capfd.readouterr().out
+    again, _ = replayed(failure(workers.function(chained, outputs=[]), np.array([-1.0, -1])))
+    assert type(again.__cause__) is Odd
+    with pytest.raises(synk.InvalidType, match=r"debug\(\) takes an exception"):
+        synk.debug(3)
+
+
+def test_a_task_of_an_executor_changes_nothing_here(user):
+    Model.calls = 0
+    with synk.Executor(1) as executor:
+        error = executor.submit(lambda: Model(2).step(np.array([-1.0]))).exception()
+        for _ in range(2):
+            synk.debug(error)
+    assert Model.calls == 0
 
 
 def test_debug_without_a_failure(workers, nothing_last):

@@ -150,7 +150,8 @@ class WorkerPool:
         with uninterrupted():
             fd = os.memfd_create("answer", os.MFD_CLOEXEC)
             try:
-                os.write(fd, line.encode(errors="surrogateescape"))
+                with open(fd, "wb", closefd=False) as file:
+                    file.write(line.encode(errors="surrogateescape"))
                 self.pass_descriptors(rank, [(number, fd)])
             finally:
                 os.close(fd)

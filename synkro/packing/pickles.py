@@ -249,9 +249,9 @@ class _ForWorkers(Stream):
         if (reduced := without_lock(obj)) is not None:
             return reduced
         if type(obj) is ContextVar:
-            return ContextVar, (obj.name,), kinds.CONTEXT.look(obj), None, None, _set
+            return ContextVar, (obj.name,), kinds.CONTEXT.look(obj), None, None, put_context
         if type(obj) is threading.local:
-            return threading.local, (), kinds.INSTANCE.look(obj), None, None, _complete
+            return threading.local, (), kinds.INSTANCE.look(obj), None, None, complete
         if isinstance(obj, np.finfo):
             return np.finfo, (obj.dtype,)
         if (reduced := by_value(obj)) is not None:
@@ -527,7 +527,7 @@ def by_value(obj: Any) -> tuple[Any, ...] | None:
     ``NewType``; None for all else."""
     if not is_named(obj):
         return None
-    return __newobj__, (type(obj),), kinds.INSTANCE.look(obj), None, None, _complete
+    return __newobj__, (type(obj),), kinds.INSTANCE.look(obj), None, None, complete
 
 
 def for_program(obj: Any) -> tuple[Any, ...] | None:
@@ -545,7 +545,7 @@ def _programs(module: str, name: str, cls: Any, contents: Contents) -> Any:
     if type(found) is cls:
         return found
     made = cls.__new__(cls)
-    _complete(made, contents)
+    complete(made, contents)
     return made
 
 
@@ -559,7 +559,7 @@ def with_attributes(obj: Any) -> tuple[Any, ...] | None:
     cls = type(obj)
     if reduces_itself(cls, np.ndarray) or isinstance(obj, np.memmap):
         return None
-    return np.ndarray.view, (np.ndarray.view(obj, np.ndarray), cls), vars(obj), None, None, _complete
+    return np.ndarray.view, (np.ndarray.view(obj, np.ndarray), cls), vars(obj), None, None, complete
 
 
 def _place(obj: Any) -> tuple[str, str] | None:
@@ -703,11 +703,13 @@ def _read_only(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array
 
 
-def _complete(obj: Any, contents: Contents) -> None:
+def complete(obj: Any, contents: Contents) -> None:
+    """Have an object hold these contents."""
     kinds.INSTANCE.change(obj, contents, ())
 
 
-def _set(variable: ContextVar[Any], contents: Contents) -> None:
+def put_context(variable: ContextVar[Any], contents: Contents) -> None:
+    """Have a variable of contexts hold these contents."""
     kinds.CONTEXT.change(variable, contents, ())
 
 

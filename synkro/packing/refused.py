@@ -83,7 +83,20 @@ class Absent:
         return Absent, (self._what,)
 
 
-_USES = ("call", "len", "iter", "contains", "getitem", "setitem", "delitem", "setattr", "enter", "exit")
+_USES = (
+    "call",
+    "len",
+    "iter",
+    "contains",
+    "getitem",
+    "setitem",
+    "delitem",
+    "setattr",
+    "enter",
+    "exit",
+    "next",
+    "add",
+)
 for _name in (*_USES, "or", "ior", "and", "sub"):
     setattr(Absent, f"__{_name}__", Absent._raise)
 

@@ -41,7 +41,7 @@ class Began(NamedTuple):
 class Scene(NamedTuple):
     """A function, and what it gets: *rows* are what ``rows()`` returns, *place* is its rank, and how
     many there are, *where* its host, its rank there, and how many are there.  *modules* are the user's
-    own that it imports while it runs, by name."""
+    own that it imports while it runs, by name, and *errors* what ``np.geterr`` says."""
 
     fn: Callable[..., Any]
     args: list[Any]
@@ -50,6 +50,7 @@ class Scene(NamedTuple):
     place: tuple[int, int]
     where: tuple[int, int, int]
     modules: dict[str, ModuleType]
+    errors: dict[str, Any]
 
 
 def singles_at(began: Began) -> list[tuple[Any, Any]]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
+import struct
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -121,3 +124,70 @@ def put_state(generator: Any, state: Any) -> None:
         generator.set_state(state)
     else:
         generator.setstate(state)
+
+
+Reader = tuple[Callable[[], Any], Callable[[Any], Any]]
+"""What reads the state of a generator, and what makes of that what ``put_state`` takes."""
+
+
+def reader_of(generator: Any) -> Reader:
+    """What reads the state of a generator, and what makes of that what ``state_of`` returns.
+
+    Of those behind ``random.random`` and ``np.random.rand``, whose states Python makes in 10 to 40
+    microseconds, it reads the bytes, in one; where they do not lie as expected, it does as others.
+    """
+    for quick in (_of_python, _of_numpy):
+        with contextlib.suppress(Exception):
+            read, made = quick(generator)
+            if _equal(made(read()), state_of(generator)):
+                return read, made
+    return functools.partial(state_of, generator), _same
+
+
+_MT_BYTES = 4 * 625  # of a Mersenne twister: its words, and the place among them
+
+
+def _of_python(generator: Any) -> Reader:
+    """Read a ``random.Random``, whose place and words lie behind what each object begins with."""
+    address = id(generator) + object.__basicsize__
+    read_bytes = ctypes.string_at
+
+    def read() -> Any:
+        return read_bytes(address, _MT_BYTES), generator.gauss_next
+
+    def made(found: Any) -> Any:
+        place, *words = struct.unpack("=i624I", found[0])
+        return generator.VERSION, (*words, place), found[1]
+
+    return read, made
+
+
+def _of_numpy(generator: Any) -> Reader:
+    """Read a ``RandomState``: NumPy tells where the words are; where it keeps the second normal number, of
+    which there are two at a time, is found in another object of the class."""
+    kind = type(generator)
+    other = kind(1)
+    other.standard_normal()
+    kept = struct.pack("=d", other.get_state()[4])
+    place = ctypes.string_at(id(other), kind.__basicsize__).index(kept) - 8
+    address, beside = generator._bit_generator.ctypes.state_address, id(generator) + place
+    read_bytes = ctypes.string_at
+
+    def read() -> Any:
+        return read_bytes(address, _MT_BYTES), read_bytes(beside, 16)
+
+    def made(found: Any) -> Any:
+        words = np.frombuffer(found[0], np.uint32)
+        has, number = struct.unpack("=i4xd", found[1])
+        return "MT19937", words[:-1].copy(), int(words[-1]), has, number
+
+    return read, made
+
+
+def _equal(one: Any, other: Any) -> bool:
+    pairs = zip(one, other, strict=True)
+    return all(bool(np.all(a == b)) and np.shape(a) == np.shape(b) for a, b in pairs if a is not None)
+
+
+def _same(state: Any) -> Any:
+    return state

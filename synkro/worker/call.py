@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from ..comms.ops import OPERATIONS
 from ..devices.base import Device, Source
+from ..errors import InvalidValue
 from ..memory.interrupts import atomic
 from ..messages import Done, FunctionSpec, Phase
 from ..plan import call as plans
@@ -156,6 +157,11 @@ class PreparedCall:
     @contextlib.contextmanager
     def shown(self, piece: int) -> Iterator[tuple[list[Any], dict[str, Any]]]:
         """A block in which variables show the rows of a *piece*; yields its arguments."""
+        if piece >= len(self._spans):
+            raise InvalidValue(
+                f"the arguments of the function {self.name!r} have fewer rows than when it failed: call "
+                f"it with those, and replay that."
+            )
         self.piece = piece
         for place, key, number in self._numbers:
             place[key] = self._value_of(number)
@@ -174,6 +180,8 @@ class PreparedCall:
         for number, (args, kwargs, weight) in enumerate(arguments):
             rank.report(Phase.RUNNING, number)
             self.piece = number
+            if number:
+                rank.draws.note(spec.fn, rank.group.generator.own)
             for variable in self._sliced:
                 variable.show(self._rows_held(self._spans[number]))
             value = rank.start(spec.fn, args, kwargs)

@@ -362,14 +362,14 @@ class RankObjects:
             if number in self._modules:
                 vars(self._modules[number]).setdefault(name, value)
 
+    def classes(self) -> list[type]:
+        """The classes among the objects."""
+        return [obj for obj in self._objects.values() if isinstance(obj, type)]
+
     def generators(self) -> dict[int, Any]:
         """The random generators among the objects, by number."""
         kinds = self._kinds.items()
         return {number: self._objects[number] for number, kind in kinds if kind is GENERATOR}
-
-    def numbers(self) -> dict[int, int]:
-        """The numbers of all objects, by id."""
-        return {id(obj): number for number, obj in self._objects.items()}
 
     def drop(self, number: int) -> None:
         """No function uses object *number* any more."""

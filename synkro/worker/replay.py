@@ -8,8 +8,9 @@ import pickle
 from collections.abc import Iterator
 from typing import Any
 
-from ..errors import folded
-from ..memory.interrupts import atomic
+import numpy as np
+
+from ..errors import InvalidValue, folded
 from ..messages import Replay
 from ..packing.scene import Began, Scene, singles_at
 from ..values.random import with_states
@@ -27,6 +28,11 @@ def replayed(rank: Workspace, command: Replay) -> bytes:
     spec = rank.functions[plan.function]
     call = PreparedCall(rank, plan)
     world = tuple(range(rank.size)) if began.task else plan.world if spec.finish else plan.participants
+    if rank.number not in world:
+        raise InvalidValue(
+            f"rank {rank.number} has no rows any more: the arguments of the call have fewer now. Call "
+            f"the function with those that it failed on, and replay that."
+        )
     place = world.index(rank.number), len(world)
     owned = rank.objects.generators()
     states = [(owned[number], state) for number, state in began.owned.items() if number in owned]
@@ -34,11 +40,10 @@ def replayed(rank: Workspace, command: Replay) -> bytes:
         if command.opens:
             return pickle.dumps(_entered(rank, spec.fn, args, kwargs, began, place))
         rows = None if began.task else call.rows()
-        with atomic:
-            writer = SceneWriter(rank.objects.numbers())
-            parts = rows, place, rank.group.where, imported_by(spec.fn)
-            writer.dump(Scene(spec.fn, [*args], dict(kwargs), *parts))
-            return writer.stream
+        writer = SceneWriter()
+        parts = rows, place, rank.group.where, imported_by(spec.fn), dict(np.geterr())
+        writer.dump(Scene(spec.fn, [*args], dict(kwargs), *parts))
+        return writer.stream
 
 
 @contextlib.contextmanager

@@ -11,10 +11,13 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -25,13 +28,14 @@ from ..devices.cpu import CpuDevice
 from ..errors import reason, shown
 from ..packing.code import functions_of, is_own, uses
 from ..packing.imported import OwnModule
-from ..packing.kinds import global_generators, is_sent_by_value, singleton
+from ..packing.kinds import CONTEXT, INSTANCE, global_generators, is_sent_by_value, singleton
 from ..packing.pickles import (
     Stream,
     another_class,
+    complete,
     for_program,
     made_function,
-    numbered,
+    put_context,
     with_attributes,
     with_cache,
     with_file,
@@ -41,8 +45,8 @@ from ..packing.refused import Absent, refuse_open_file
 from ..packing.scene import OF_WORKER, Began, Result
 from ..values.arrays import Array
 from ..values.cache import Cache
-from ..values.foreign import in_host_memory
-from ..values.random import state_of
+from ..values.foreign import in_host_memory, is_tensor
+from ..values.random import Reader, reader_of
 from .replica import Elsewhere, Replica
 
 _GENERATORS = 16  # of functions' own, of which the states are noted
@@ -51,60 +55,70 @@ _GENERATORS = 16  # of functions' own, of which the states are noted
 class Draws:
     """The random generators that functions may draw from, and how they were when a run began."""
 
-    def __init__(self, owned: Callable[[], Mapping[int, Any]]) -> None:
-        """*owned* returns the generators of functions' own, by number."""
+    def __init__(
+        self, owned: Callable[[], Mapping[int, Any]], classes: Callable[[], Iterable[type]]
+    ) -> None:
+        """*owned* returns the generators of functions' own, by number, and *classes* the user's."""
         self._owned = owned
-        self._found: Cache[Any, tuple[list[Any], bool]] = Cache()  # by function
-        self._states: list[tuple[Any, Any]] = []
+        self._classes = classes
+        self._asks: Cache[Any, bool] = Cache()  # by function: whether it draws from rng()
+        self._readers: list[tuple[Any, Reader]] = []
+        self._imported = -1  # how many modules there were when these were listed
+        self._read: list[Any] = []
         self._rng: Any = None
 
     def forget(self) -> None:
         """Functions may use something else from now on."""
-        self._found.clear()
+        self._asks.clear()
+        self._imported = -1
 
-    def are_possible(self, fn: Any) -> bool:
-        """Whether a function may draw from generators that are not its task's."""
-        self.note(fn, None)
-        return bool(self._states)
-
-    def note(self, fn: Any, rng: Callable[[], np.random.Generator] | None) -> None:
+    def note(self, fn: Any, rng: Callable[[], np.random.Generator] | None = None) -> None:
         """A function begins; *rng* gives the generator of its rank, if that may be drawn from."""
         key = getattr(fn, "__code__", fn)  # each task of an executor has a function of its own
         try:
-            found = self._found.get(key)
+            asks = self._asks.get(key)
         except TypeError:  # it cannot be hashed
-            key, found = type(fn), None
-        if found is None:
-            found = self._found[key] = self._used_by(fn)
-        generators, draws = found
-        if generators or self._states:
-            self._states = [(each, state_of(each)) for each in generators]
-        self._rng = rng().bit_generator.state if draws and rng is not None else None
+            key, asks = type(fn), None
+        if asks is None:
+            asks = self._asks[key] = self._begin_with(fn)
+        if len(sys.modules) != self._imported:
+            self._list()
+        self._read = [read() for _, (read, _) in self._readers]
+        self._rng = rng().bit_generator.state if asks and rng is not None else None
 
-    def _used_by(self, fn: Any) -> tuple[list[Any], bool]:
-        """The generators that a function may draw from, and whether ``rng()`` is among them."""
-        names, values = set[str](), list[Any]()
-        for plain in functions_of(fn):
-            used = uses(plain.__code__)
-            names |= {*used.attributes, *used.names}
-            values += [plain.__globals__.get(name) for name in used.names]
-        if "random" in names:  # they are to be there
+    def note_again(self) -> bool:
+        """A run begins that draws from the same generators; returns whether there are some."""
+        self._read = [read() for _, (read, _) in self._readers]
+        return bool(self._read)
+
+    def _begin_with(self, fn: Any) -> bool:
+        """Have the generators there that a function names; returns whether it draws from ``rng()``."""
+        names = set[str]()
+        methods = (method for cls in self._classes() for method in vars(cls).values())
+        with contextlib.suppress(Exception):  # what a function reaches may be of any kind
+            for each in (*functions_of(fn), *methods):
+                plain = getattr(each, "fget", None) or getattr(each, "__func__", each)
+                if isinstance(plain, FunctionType):
+                    used = uses(plain.__code__)
+                    names |= {*used.attributes, *used.names}
+        if "random" in names:
             importlib.import_module("random")
             importlib.import_module("numpy.random")
-        found = [*self._owned().values()][:_GENERATORS]
-        bound = [value.__self__ for value in values if isinstance(value, BuiltinFunctionType)]
-        for each in global_generators():
-            of_torch = type(each).__module__.startswith("torch")
-            if of_torch or "random" in names or any(each is owner for owner in bound):
-                found.append(each)
-        return found, "rng" in names
+        return "rng" in names
+
+    def _list(self) -> None:
+        generators = [*global_generators(), *[*self._owned().values()][:_GENERATORS]]
+        known = {id(each): reader for each, reader in self._readers}
+        self._readers = [(each, known.get(id(each)) or reader_of(each)) for each in generators]
+        self._imported = len(sys.modules)
 
     def began(self, piece: int, task: tuple[int, int, int] | None, results: tuple[Result, ...]) -> Began:
         """How the run has begun that was noted last."""
         numbers = {id(each): number for number, each in self._owned().items()}
-        states = [(each, singleton(each), state) for each, state in self._states]
+        read = zip(self._readers, self._read, strict=False)
+        states = [(each, singleton(each), made(found)) for (each, (_, made)), found in read]
         singles = {place: state for _, place, state in states if place is not None}
-        owned = {numbers[id(each)]: state for each, place, state in states if id(each) in numbers}
+        owned = {numbers[id(each)]: state for each, _, state in states if id(each) in numbers}
         return Began(piece, task, self._rng, singles, owned, results)
 
 
@@ -118,13 +132,11 @@ def imported_by(fn: Any) -> dict[str, ModuleType]:
 class SceneWriter(Stream):
     """Pickles a scene: what the program's modules and classes have become here goes with it.
 
-    What cannot be copied is the program's own, if that has it; else whatever uses it is told.
+    A lock is a new one.  Whatever uses what else cannot be copied is told.
     """
 
-    def __init__(self, numbers: Mapping[int, int]) -> None:
-        """*numbers* are those of the objects that the program has, by id."""
+    def __init__(self) -> None:
         super().__init__(sys.maxsize)
-        self._numbers = numbers
         self._modules: dict[int, ModuleType] = {}  # in the place of names, by the id of their dict
         self._kept: list[Any] = []  # whose ids are used
 
@@ -162,13 +174,19 @@ class SceneWriter(Stream):
             return given
         if (place := singleton(obj)) is not None:
             return _single, place
+        if type(obj) in _LOCKS:
+            return _LOCKS[type(obj)], ()
+        if type(obj) is ContextVar:
+            return ContextVar, (obj.name,), CONTEXT.look(obj), None, None, put_context
+        if type(obj) is threading.local:
+            return threading.local, (), INSTANCE.look(obj), None, None, complete
         reduce = self.dispatch_table.get(type(obj))
-        return obj.__reduce_ex__(5) if reduce is None else reduce(obj)
+        reduced = obj.__reduce_ex__(5) if reduce is None else reduce(obj)
+        if is_tensor(obj) and obj.is_leaf and obj.grad is not None:  # which PyTorch leaves out
+            return *reduced[:2], obj.grad, None, None, _with_gradient
+        return reduced
 
     def _missing(self, obj: Any, error: Exception) -> Any:
-        number = self._numbers.get(id(obj))
-        if number is not None:
-            return numbered, (number,)
         return Absent, (f"{shown(obj)} is on the worker, and cannot be copied: {reason(error)}.",)
 
     def _module(self, names: dict[str, Any]) -> ModuleType:
@@ -203,6 +221,10 @@ class SceneWriter(Stream):
                 cloudpickle.unregister_pickle_by_value(module)
 
 
+_LOCKS: dict[type, Callable[[], Any]] = {
+    type(threading.Lock()): threading.Lock,
+    type(threading.RLock()): threading.RLock,
+}
 _STANDS = "__stands_for_names__"
 
 
@@ -234,6 +256,10 @@ class WorkerNames(ModuleType):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         vars(self).update({"__builtins__": builtins, OF_WORKER: True})
+
+
+def _with_gradient(tensor: Any, gradient: Any) -> None:
+    tensor.grad = gradient
 
 
 def _same(module: ModuleType) -> ModuleType:

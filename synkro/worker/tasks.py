@@ -149,7 +149,7 @@ class Tasks(Task):
         self._most = command.most
         self._plainly = isinstance(spec.fn, Runner)
         if isinstance(spec.fn, Runner):
-            spec.fn.tell_by(rank.draws.are_possible)
+            spec.fn.tell_by(rank.draws.note)
         self._state = state = _State(rank, command.objects, spec.name)
         self._freeze([*state.arrays, *(variable.whole for variable in rank.variables.values())])
         with contextlib.closing(call.common()) as common:
@@ -242,11 +242,12 @@ class Tasks(Task):
         if columns and len(columns) == 1 and job.common is None and not self._listener.traced:
             items = columns[0]
         draws = self._rank.draws
-        notes = draws.are_possible(fn)
+        draws.note(fn)
+        notes = draws.note_again()
         for index in run.places:
             self.number = words[place] = first + index
             if notes:
-                draws.note(fn, None)
+                draws.note_again()
             if items is not None:  # what a task makes of its item does not stay
                 item, items[index] = items[index], None
                 value = fn(item)

@@ -19,8 +19,6 @@ from ..ipc.logs import Asked
 from ..memory.interrupts import atomic
 from ..packing.settings import is_initializing
 
-_LONGEST = 1 << 20  # bytes of an answer
-
 
 class _Lines(io.TextIOWrapper):
     """A standard output that knows whether its last line has ended."""
@@ -99,9 +97,8 @@ class Questions:
                 select.select([self._descriptors.fileno()], [], [])
                 with atomic:
                     self._descriptors.receive()
-            return os.pread(self._descriptors.descriptor(number), _LONGEST, 0).decode(
-                errors="surrogateescape"
-            )
+            fd = self._descriptors.descriptor(number)
+            return os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="surrogateescape")
         except KeyboardInterrupt:  # which a debugger would take for itself
             return ""
         finally:

@@ -109,7 +109,7 @@ class Workspace:
         self.group: Group = self._new_group(None)
         self._versions: NDArray[Any] = np.empty(0, np.uint64)
         self._torch_seed: int | None = None  # of a session that has one, until PyTorch is imported
-        self.draws: Final = Draws(self.objects.generators)
+        self.draws: Final = Draws(self.objects.generators, self.objects.classes)
 
     def keep_house(self, housekeeping: messages.Housekeeping) -> None:
         """Forget what the main process has freed, and receive the segments that it has created."""

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import (
+    InvalidType,
     RemoteTraceback,
     SessionClosed,
     UsageError,
@@ -82,7 +83,7 @@ class Failure:
             command = self._command(planned.plan, trace.began)
             handover, changed = self.services.objects.handover, list[str]()
             if not engine.on_gpus:
-                found = engine.run(command)[self.rank].pickle
+                found = self._fetched(command)
                 with contextlib.suppress(WorkerError, UsageError):  # it holds what cannot be compared
                     changed = handover.changed_on(self.rank, self.function.roots)
             else:
@@ -92,8 +93,20 @@ class Failure:
                 if not pickle.loads(found):
                     _say(f"the failure did not come again: {name!r} has raised nothing on the rank.")
                 return None
-        scene = Reader(found, (), handover.by_number()).load()
+        scene = Reader(found, ()).load()
         return run_here(scene, trace, name, self.rank, enter, changed)
+
+    def _fetched(self, command: Replay) -> bytes:
+        """Raises: UsageError for what cannot be copied."""
+        try:
+            found: bytes = self.services.engine.run(command)[self.rank].pickle
+        except WorkerError as error:
+            raise UsageError(
+                f"what the function {self.function.name!r} has on rank {self.rank} cannot be copied: "
+                f"{cut(str(error))} Write breakpoint() into the function instead: the debugger opens "
+                f"there."
+            ) from error
+        return found
 
     def _command(self, plan: CallPlan, began: bytes) -> Replay:
         item = None
@@ -123,6 +136,7 @@ _kept: deque[weakref.ref[RemoteTraceback]] = deque()  # those that know how to r
 _last: list[RemoteTraceback] = []
 _MOST = 100
 _TOLD = 5  # objects that a sentence names
+_COMPARED = 1000  # characters of an exception's class and text
 
 
 def keep(trace: RemoteTraceback, again: Callable[[RemoteTraceback, Enter | None], Any]) -> None:
@@ -161,14 +175,15 @@ def run_here(
     with in_place_of(scene, began, name):
         try:
             value = scene.fn(*scene.args, **scene.kwargs)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             _be_known(error)
             _come_of(error, trace)
             others += [each for each in variables if _differ(before[each], variables[each].value)]
             _tell_changed(name, rank, others)
-            said = "".join(traceback.format_exception_only(type(error), error)).rstrip()
-            if not trace.text.rstrip().endswith(said):
-                _say(f"on rank {rank} it was {_last_line(trace)}")
+            if not trace.summary.startswith(f"{type(error).__name__}: {error}"[:_COMPARED]):
+                _say(f"on rank {rank} it was {cut(trace.summary)}")
             _complete(error)
             if enter is not None:
                 enter(folded(error))
@@ -176,7 +191,7 @@ def run_here(
     _tell_changed(name, rank, others)
     warn(
         f"the failure did not come again: {name!r} has returned {shown(value)} in this process. On rank "
-        f"{rank} it raised {_last_line(trace)}"
+        f"{rank} it raised {cut(trace.summary)}"
     )
     return value
 
@@ -188,10 +203,6 @@ def _tell_changed(name: str, rank: int, changed: Sequence[str]) -> None:
             f"{', '.join(changed[:_TOLD])}{more}: on rank {rank} this is what {name!r}, before it "
             f"failed, or earlier calls have made of it, and the replay begins with that."
         )
-
-
-def _last_line(trace: RemoteTraceback) -> str:
-    return cut(trace.text.rstrip().rpartition("\n")[2])
 
 
 def _variables_of(fn: Any) -> Iterator[tuple[str, Variable[Any]]]:
@@ -222,14 +233,27 @@ def _complete(error: BaseException) -> None:
 
 
 def _be_known(error: BaseException) -> None:
-    """Let an exception be of the program's own class, of whose copy it is."""
-    kind = type(error)
-    found: Any = sys.modules.get(kind.__module__)
-    for part in kind.__qualname__.split("."):
-        found = getattr(found, part, None)
-    if isinstance(found, type) and found is not kind:
-        with contextlib.suppress(TypeError):
-            error.__class__ = found
+    """Let an exception, and those that it came of, be of the program's own classes, of whose copies they
+    are."""
+    left, seen = [error], set[int]()
+    while left:
+        each = left.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        left += [other for other in (each.__cause__, each.__context__) if other is not None]
+        left += [*getattr(each, "exceptions", ())] if _is_group(each) else []
+        kind = type(each)
+        found: Any = sys.modules.get(kind.__module__)
+        for part in kind.__qualname__.split("."):
+            found = getattr(found, part, None)
+        if isinstance(found, type) and found is not kind:
+            with contextlib.suppress(TypeError):
+                each.__class__ = found
+
+
+def _is_group(error: BaseException) -> bool:
+    return sys.version_info >= (3, 11) and isinstance(error, BaseExceptionGroup)  # noqa: F821
 
 
 def _come_of(error: BaseException, trace: RemoteTraceback) -> None:
@@ -255,7 +279,8 @@ def debug(error: BaseException | None = None) -> None:
         error: a WorkerError, or another exception that came of one, such as that of an executor's
             future; by default the one that is being handled, or that nobody has handled last.
 
-    Raises: UsageError if there is no such error; as ``WorkerError.replay``.
+    Raises: InvalidType for what is no exception; UsageError if there is no such error; as
+    ``WorkerError.replay``.
     """
     entered: list[BaseException] = []
 
@@ -269,21 +294,27 @@ def debug(error: BaseException | None = None) -> None:
 
     try:
         _latest(error)(enter)
-    except Exception as caught:
-        if caught not in entered:
+    except BaseException as caught:
+        if not any(caught is each for each in entered):
             raise folded(caught)  # noqa: B904  it is the same one
 
 
 def _latest(error: BaseException | None) -> Callable[[Enter], Any]:
     """How to run once more what *error*, or the last one, came of.  Raises: UsageError."""
-    last = error or sys.exc_info()[1] or getattr(sys, "last_value", None)
+    if error is not None and not isinstance(error, BaseException):
+        raise InvalidType(f"debug() takes an exception, such as a WorkerError; got {shortened(error)}.")
+    last = sys.exc_info()[1] if error is None else error
+    left: list[BaseException | None] = [getattr(sys, "last_value", None) if last is None else last]
     seen = set[int]()
-    found: BaseException | None = last
-    while found is not None and id(found) not in seen:
+    while left:
+        found = left.pop(0)
+        if found is None or id(found) in seen:
+            continue
         seen.add(id(found))
         if isinstance(found, RemoteTraceback) and found.again is not None:
             return functools.partial(found.again, found)
-        found = found.__cause__ or found.__context__
+        left += [found.__cause__, found.__context__]
+        left += [*getattr(found, "exceptions", ())] if _is_group(found) else []
     if error is None:
         living = [trace for trace in (each() for each in _kept) if trace is not None and trace.again]
         if living:

@@ -22,6 +22,7 @@ from ...comms.shm import ShmCommunicator
 from ...memory.arena import arena_file
 from ...memory.segment import descriptors_for
 from ...messages import FunctionSpec
+from ...packing.pickles import Reader
 from ...packing.scene import Began, Scene, singles_at
 from ...plan.binding import Bound
 from ...plan.call import Form
@@ -31,6 +32,7 @@ from ...values.arrays import as_array, same_bits
 from ...values.foreign import columns_of, handed, host_array, is_view_of_hdf5, library_of
 from ...values.random import with_states
 from ...worker.group import Group, Running, Task
+from ...worker.scene import SceneWriter, imported_by
 from ..data.data import Data
 from ..data.stored import StoredData
 from ..variables.shared import Shared
@@ -145,8 +147,18 @@ def in_place_of(scene: Scene, began: Began, name: str) -> Iterator[None]:
 
     with with_states(singles_at(began)), alone(rng, _Again(name, scene.rows), scene.where) as group:
         group.take(None if began.task is None else _TaskAgain(*began.task))
-        with group.replaying(began.results, scene.place), _imported(scene.modules):
+        as_there = group.replaying(began.results, scene.place), _imported(scene.modules)
+        with as_there[0], as_there[1], np.errstate(**scene.errors):
             yield
+
+
+def scene_of(fn: Any, args: Sequence[Any], kwargs: dict[str, Any], rank: int) -> Scene:
+    """A task of this program's, to be done as by *rank*, with copies of all that it uses."""
+    place = (rank, rank + 1), (0, rank, rank + 1)
+    writer = SceneWriter()
+    writer.dump(Scene(fn, [*args], kwargs, None, *place, imported_by(fn), dict(np.geterr())))
+    found: Scene = Reader(writer.stream, ()).load()
+    return found
 
 
 @contextlib.contextmanager

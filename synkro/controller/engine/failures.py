@@ -52,7 +52,7 @@ def worker_error(
     original: BaseException | None = None if first.pickled is None else unpickled(first.pickled)
     if first.usage and isinstance(original, SynkroError):
         return original
-    trace = RemoteTraceback(shown(first.traceback), first.began)
+    trace = RemoteTraceback(shown(first.traceback), first.began, first.summary)
     if original is not None and is_outcome(original):
         original.__cause__ = trace
         return original

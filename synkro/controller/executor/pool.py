@@ -34,9 +34,9 @@ from ...errors import (
 from ...ipc.process import BROKEN
 from ...packing import settings
 from ...packing.futures import NotPrepared, Runner, Wrapped
-from ...packing.scene import Scene
 from ..calls.function import name_of
 from ..calls.replay import Enter, keep, run_here
+from ..calls.serial import scene_of
 from ..session import Session
 from ..tasks.source import Item, ItemPickler, ItemSource
 from ..tasks.wishes import Wishes
@@ -103,8 +103,7 @@ def _again(
             "has what the program has.",
             file=sys.stderr,
         )
-    scene = Scene(fn, [*args], kwargs, None, (rank, rank + 1), (0, rank, rank + 1), {})
-    return run_here(scene, trace, name, rank, enter)
+    return run_here(scene_of(fn, args, kwargs, rank), trace, name, rank, enter)
 
 
 def _shown(value: Any) -> str:

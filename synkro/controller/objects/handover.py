@@ -67,10 +67,6 @@ class Handover:
             for watch in self._watches:
                 watch.expire()
 
-    def by_number(self) -> dict[int, Any]:
-        """All objects, by number."""
-        return {known.number: known.obj for known in self._registry.all()}
-
     def changed(self, objects: Iterable[Known]) -> list[Known]:
         """The *objects* that the program has changed since the workers took them over."""
         return [known for known in objects if not _is_as_taken(known)]
