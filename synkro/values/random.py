@@ -163,8 +163,8 @@ def _of_python(generator: Any) -> Reader:
 
 
 def _of_numpy(generator: Any) -> Reader:
-    """Read a ``RandomState``: NumPy tells where the words are; where it keeps the second normal number, of
-    which there are two at a time, is found in another object of the class."""
+    """Read a ``RandomState``: NumPy tells where the words are; where it keeps the second normal number,
+    of which there are two at a time, is found in another object of the class."""
     kind = type(generator)
     other = kind(1)
     other.standard_normal()

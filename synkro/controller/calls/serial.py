@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -134,6 +135,9 @@ def alone(
                 variable.value = value
 
 
+_turn = threading.RLock()  # of the threads that stand where a rank stood: generators are the process's
+
+
 @contextlib.contextmanager
 def in_place_of(scene: Scene, began: Began, name: str) -> Iterator[None]:
     """A block in which this process stands where the rank stood that ran the function *name*: its place,
@@ -145,7 +149,11 @@ def in_place_of(scene: Scene, began: Began, name: str) -> Iterator[None]:
             made.bit_generator.state = began.rng
         return made
 
-    with with_states(singles_at(began)), alone(rng, _Again(name, scene.rows), scene.where) as group:
+    with (
+        _turn,
+        with_states(singles_at(began)),
+        alone(rng, _Again(name, scene.rows), scene.where) as group,
+    ):
         group.take(None if began.task is None else _TaskAgain(*began.task))
         as_there = group.replaying(began.results, scene.place), _imported(scene.modules)
         with as_there[0], as_there[1], np.errstate(**scene.errors):
