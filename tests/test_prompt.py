@@ -227,6 +227,26 @@ def test_ctrl_c_at_the_prompt_ends_the_call(user, workers):
     assert asks(1) == 2
 
 
+def test_ctrl_c_after_the_prompt(user, workers):
+    """pdb handles SIGINT by itself from the first ``c`` on, and that must not outlive the function."""
+
+    def goes_on():
+        breakpoint()
+        time.sleep(60)
+
+    asks = workers.function(goes_on, outputs=[])
+    quickly = workers.function(stops, outputs="max", bcast_inputs="number")
+    for _ in range(3):
+        user.lines = ["c", "c"]
+        timer = threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with Watch(), pytest.raises(KeyboardInterrupt):
+            asks()
+        user.lines = ["c", "c"]
+        assert quickly(1) == 2
+        assert workers.map(abs, [-1, -2]) == [1, 2]
+
+
 def test_a_worker_that_dies_at_the_prompt(user):
     with synk.Session(2, verbose=False) as session, Watch():
         (pid,) = session.map(lambda _: os.getpid(), [0])

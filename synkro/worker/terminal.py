@@ -7,6 +7,7 @@ import contextlib
 import io
 import os
 import select
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -59,10 +60,20 @@ def end_lines() -> None:
 
 
 def end_debugging() -> None:
-    """End what debuggers trace: what comes after the function is none of the user's."""
+    """End what debuggers trace, and their handling of SIGINT: what comes after the function is none of
+    the user's."""
     bdb = sys.modules.get("bdb")
-    if bdb is not None and isinstance(getattr(sys.gettrace(), "__self__", None), bdb.Bdb):
+    if bdb is None:
+        return
+    debugger = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
+    if isinstance(debugger, bdb.Bdb) and (before := getattr(debugger, _HANDLER, None)) is not None:
+        signal.signal(signal.SIGINT, before)
+        setattr(type(debugger), _HANDLER, None)
+    if isinstance(getattr(sys.gettrace(), "__self__", None), bdb.Bdb):
         sys.settrace(None)
+
+
+_HANDLER = "_previous_sigint_handler"  # where pdb keeps the one in whose place it has put its own
 
 
 class Questions:
