@@ -341,10 +341,16 @@ def test_what_a_ring_needs(session, name, ring):
 
 @pytest.mark.parametrize(
     ("at", "value", "says"),
-    [(12, 0, "field 'slots' is 3"), (24, 0, "field 'slots' is 0"), (32, 64, "'slot_bytes' is 64")],
+    [
+        (12, 0, "field 'nbytes' is"),
+        (40, 0, "field 'slots' is 0"),
+        (48, 64, "'slot_bytes' is 64"),
+        (8, 1, "is of version 1"),
+    ],
 )
 def test_a_header_that_lies_is_an_error(ring, name, at, value, says):
     with open(f"/dev/shm{name}", "r+b") as file:
+        at += os.fstat(file.fileno()).st_size - 192
         right = os.pread(file.fileno(), 4, at)
         os.pwrite(file.fileno(), value.to_bytes(4, "little"), at)
         with pytest.raises(synk.InvalidValue, match=says):

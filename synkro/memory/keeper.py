@@ -19,15 +19,24 @@ import socket
 
 SHM_FOLDER = "/dev/shm"
 MAGIC = b"SYNKSHM\0"
+TAIL_BYTES = 192
+"""The last bytes of a segment, which begin with MAGIC, the version, and what it holds."""
+
 COMPANIONS = (".free", ".full")
 """What the names of a ring's two semaphores end with."""
 
-_RINGS = 1  # the kind of segment, which the header names
+_RING = 1  # what it holds, where that is a ring
 
 
 def companions(name: str) -> list[str]:
     """The files of a ring's semaphores, as sem_open(3) names them."""
     return [f"{SHM_FOLDER}/sem.{name.lstrip('/')}{end}" for end in COMPANIONS]
+
+
+def tail_of(fd: int) -> bytes:
+    """The last bytes of a segment; none of a shorter one."""
+    nbytes = os.fstat(fd).st_size
+    return os.pread(fd, TAIL_BYTES, nbytes - TAIL_BYTES) if nbytes >= TAIL_BYTES else b""
 
 
 def remove(name: str, fd: int) -> bool:
@@ -39,7 +48,7 @@ def remove(name: str, fd: int) -> bool:
     with contextlib.suppress(FileNotFoundError):  # then those of the semaphores may be left
         if not os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(fd)):
             return True
-    if int.from_bytes(os.pread(fd, 4, 12), "little") == _RINGS:
+    if int.from_bytes(tail_of(fd)[12:16], "little") == _RING:
         for semaphore in companions(name):  # first: they are found by the name of the ring
             with contextlib.suppress(OSError):  # somebody else's in its place stays
                 os.unlink(semaphore)

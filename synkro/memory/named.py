@@ -2,8 +2,9 @@
 
 ::
 
-    0     the header: ``HEADER``
+    0     the header of an ``.npy`` file, with blanks up to the rows
     4096  the rows of an array; or the slots of a ring, each at a multiple of 64 bytes
+    -192  ``TAIL``: what it is, in numbers, and what is counted
 
 A segment is made without a name, filled and locked, and gets its name last: whoever opens it finds it
 whole.  Its maker holds flock(2) on it, by a descriptor that nothing is mapped by, and shares that with
@@ -15,12 +16,12 @@ killed, its keeper removes it; if that is killed, too, the next ``fork()`` of an
 
 from __future__ import annotations
 
-import ast
 import atexit
 import contextlib
 import errno
 import fcntl
 import importlib
+import io
 import os
 import socket
 import stat
@@ -32,42 +33,43 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import InvalidType, InvalidValue, NotAvailable, counted
+from ..errors import InvalidType, InvalidValue, NotAvailable, counted, reason
 from ..machine import python
 from ..plan.call import Access, Region, aligned
 from ..values.arrays import Array, code_of, is_fixed, is_of_extension
 from . import keeper
 from .interrupts import uninterrupted
-from .keeper import COMPANIONS, MAGIC, SHM_FOLDER, remove
+from .keeper import COMPANIONS, MAGIC, SHM_FOLDER, TAIL_BYTES, remove, tail_of
 from .segment import Segment, descriptors_for, explained, require_memory, reserved, undoing
 
-HEADER_BYTES = 4096
-VERSION = 1
+ROWS = 4096
+"""The byte where the rows of an array, or the slots of a ring, begin."""
+
+VERSION = 2
 ARRAY, RING = 0, 1
-_NDIM = 64
-_DTYPE_BYTES = 1024
 _LONGEST = 254  # bytes of a name, without its slash
+_NPY = b"\x93NUMPY"
+_NPY_1 = _NPY + b"\x01\x00"  # as which NumPy reads it, with two bytes for the length of the rest
+_FRAME = "frame"  # the field of a slot of a ring
 
 _FIELDS: tuple[tuple[str, str, int], ...] = (
     ("magic", "S8", 0),
     ("version", "<u4", 8),
     ("kind", "<u4", 12),
-    ("offset", "<u8", 16),
-    ("slots", "<u8", 24),
-    ("slot_bytes", "<u8", 32),
-    ("ndim", "<u8", 40),
-    ("shape", f"({_NDIM},)<u8", 48),
-    ("dtype", f"S{_DTYPE_BYTES}", 1024),
-    ("writes", "<u8", 2048),
-    ("writer", "<u8", 2056),
-    ("ended", "<u8", 2064),
-    ("read", "<u8", 2112),
+    ("dtype", "S16", 16),
+    ("nbytes", "<u8", 32),
+    ("slots", "<u8", 40),
+    ("slot_bytes", "<u8", 48),
+    ("writes", "<u8", 64),
+    ("writer", "<u8", 72),
+    ("ended", "<u8", 80),
+    ("read", "<u8", 128),
 )
 
 _NAMES, _FORMATS, _OFFSETS = map(list, zip(*_FIELDS, strict=True))
 
-HEADER = np.dtype({"names": _NAMES, "formats": _FORMATS, "offsets": _OFFSETS, "itemsize": HEADER_BYTES})
-"""The header, little-endian.  What the writer and the reader of a ring count are 64 bytes apart."""
+TAIL = np.dtype({"names": _NAMES, "formats": _FORMATS, "offsets": _OFFSETS, "itemsize": TAIL_BYTES})
+"""The last bytes, little-endian.  What the writer and the reader of a ring count are 64 bytes apart."""
 
 WRITER_BYTE = 1
 """The byte of a ring's segment that its writer locks, as fcntl(2) does for open file descriptions."""
@@ -76,13 +78,17 @@ _RANGE = struct.Struct("hhqqi4x")  # struct flock
 
 
 class SegmentLayout(NamedTuple):
-    """What lies behind a header: an array of this *shape*, or so many *slots* with one each."""
+    """What lies behind a header: an array of this *shape*, or so many *slots* with one each.
+
+    *counted*: there is a tail.
+    """
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     slots: int = 0
-    offset: int = HEADER_BYTES
+    offset: int = ROWS
     slot_bytes: int = 0
+    counted: bool = True
 
     @property
     def one(self) -> int:
@@ -90,10 +96,14 @@ class SegmentLayout(NamedTuple):
         return prod(self.shape) * self.dtype.itemsize
 
     @property
+    def end(self) -> int:
+        """The byte behind the last row."""
+        return self.offset + (self.slot_bytes * self.slots or self.one)
+
+    @property
     def nbytes(self) -> int:
         """The bytes of the whole segment."""
-        last = self.slot_bytes * (self.slots - 1) if self.slots else 0
-        return self.offset + last + self.one
+        return aligned(self.end) + TAIL_BYTES
 
     def region(self, segment: int, slot: int = 0) -> Region:
         """Where an array lies in the segment of this number."""
@@ -154,7 +164,7 @@ def create(number: int, name: str, layout: SegmentLayout) -> Segment:
             raise explained(error, layout.nbytes) from None
         segment = Segment(number, fd, layout.nbytes, Access.WRITE)
         with undoing(segment.close):
-            _fill_in(header_of(segment.base), layout)
+            _fill_in(segment.base, layout)
             with descriptors_for(f"the name {name} could not be had"):
                 _names.publish(name, segment)
     return segment
@@ -166,37 +176,57 @@ def end(name: str, segment: Segment) -> None:
         _names.end(name, segment)
 
 
-def _fill_in(header: Array, layout: SegmentLayout) -> None:
-    code = _description(layout.dtype)
-    if len(code) >= _DTYPE_BYTES:
-        raise InvalidValue(
-            f"the dtype {layout.dtype} is too long for memory with a name: its description has "
-            f"{len(code)} bytes, and there is room for {_DTYPE_BYTES - 1}."
-        )
-    header["version"], header["kind"] = VERSION, RING if layout.slots else ARRAY
-    header["offset"], header["slots"], header["slot_bytes"] = layout[3], layout[2], layout[4]
-    header["ndim"] = len(layout.shape)
-    header["shape"][0, : len(layout.shape)] = layout.shape
-    header["dtype"], header["magic"] = code, MAGIC
+def _fill_in(base: Array, layout: SegmentLayout) -> None:
+    header = _npy_header(layout)
+    base[: len(header)] = np.frombuffer(header, np.uint8)
+    tail = counters_of(base)
+    tail["version"], tail["kind"] = VERSION, RING if layout.slots else ARRAY
+    tail["nbytes"], tail["slots"], tail["slot_bytes"] = layout.one, layout.slots, layout.slot_bytes
+    if layout.dtype.names is None and is_of_extension(layout.dtype):
+        tail["dtype"] = str(code_of(layout.dtype)).encode()
+    tail["magic"] = MAGIC
 
 
-def _description(dtype: np.dtype[Any]) -> bytes:
-    """*dtype* as the header has it: by its name, records as in the header of a ``.npy`` file."""
-    if dtype.names is None:
-        return str(code_of(dtype)).encode()
+def _npy_header(layout: SegmentLayout) -> bytes:
+    """The header of an ``.npy`` file.  Raises: InvalidType, InvalidValue."""
+    descr, shape = _description(layout.dtype), layout.shape
+    if layout.slots:
+        rest = layout.slot_bytes - layout.one
+        frame = (_FRAME, descr, shape) if shape else (_FRAME, descr)
+        descr, shape = [frame, *([("", f"|V{rest}")] if rest else [])], (layout.slots,)
+    text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
+    room = ROWS - len(_NPY_1) - 2
     try:
-        fields = repr(np.lib.format.dtype_to_descr(dtype))
+        data = text.encode("latin-1")
+    except UnicodeEncodeError:
+        raise InvalidType(
+            f"memory with a name has fields with names in Latin-1; got {_shown(layout.dtype)}: rename "
+            f"them, by numpy.lib.recfunctions.rename_fields."
+        ) from None
+    if len(data) >= room:
+        raise InvalidValue(
+            f"the dtype {_shown(layout.dtype)} is too long for memory with a name: its description has "
+            f"{len(data)} bytes, and there is room for {room - 1}."
+        )
+    return _NPY_1 + room.to_bytes(2, "little") + data.ljust(room - 1) + b"\n"
+
+
+def _description(dtype: np.dtype[Any]) -> Any:
+    """*dtype* as an ``.npy`` file has it; of one that NumPy does not know its bytes."""
+    if dtype.names is None and is_of_extension(dtype):
+        return f"|V{dtype.itemsize}"
+    try:
+        return np.lib.format.dtype_to_descr(dtype)
     except ValueError:  # they overlap, or are in another order
         raise InvalidType(
             f"memory with a name holds records whose fields lie one behind the other; got {dtype}: "
             f"convert them, by numpy.lib.recfunctions.repack_fields."
         ) from None
-    return fields.encode()
 
 
-def header_of(base: Array) -> Array:
-    """The header of a mapped segment, as an array of one record."""
-    return base[:HEADER_BYTES].view(HEADER)
+def counters_of(base: Array) -> Array:
+    """The tail of a mapped segment, as an array of one record."""
+    return base[-TAIL_BYTES:].view(TAIL)
 
 
 # ── opening one ──────────────────────────────────────────────────────────────────────────────────────
@@ -316,37 +346,103 @@ def layout_of(fd: int, name: str) -> SegmentLayout | None:
 
     Raises: InvalidValue for a header that cannot be.
     """
-    data = os.pread(fd, HEADER_BYTES, 0)
-    if data[: len(MAGIC)] != MAGIC or len(data) < HEADER_BYTES:
+    data = os.pread(fd, ROWS, 0)
+    if data.startswith(MAGIC):
+        raise _of_version(1, name)
+    if not data.startswith(_NPY):
         return None
-    header = np.frombuffer(data, HEADER)[0]
-    if header["version"] != VERSION:
+    dtype, shape, offset = _read_npy(data, name)
+    tail, there = np.frombuffer(tail_of(fd), TAIL), os.fstat(fd).st_size
+    if not len(tail) or not tail_of(fd).startswith(MAGIC):  # some other program's .npy file
+        layout = SegmentLayout(dtype, shape, 0, offset, counted=False)
+    else:
+        layout = _layout_in(tail[0], dtype, shape, offset, name)
+        there -= TAIL_BYTES
+    if layout.end > there:
         raise InvalidValue(
-            f"the header of the shared memory {name} is of version {header['version']}, and this is "
-            f"Synkro for version {VERSION}: use the same Synkro in both programs."
+            f"the header of the shared memory {name} cannot be right: it tells of {_shown(dtype)} of "
+            f"shape {_shown(shape)} from byte {offset} to byte {_shown(layout.end)}, and there are "
+            f"{there}. Make it anew."
         )
-    kind, ndim, offset, slots, slot_bytes = (
-        int(header[field]) for field in ("kind", "ndim", "offset", "slots", "slot_bytes")
-    )
-    _check_field(name, "kind", kind, kind in (ARRAY, RING), f"{ARRAY}, an array, or {RING}, a ring")
-    _check_field(name, "ndim", ndim, ndim <= _NDIM, f"at most {_NDIM}")
-    _check_field(name, "offset", offset, offset >= HEADER_BYTES, f"at least {HEADER_BYTES}")
-    _check_field(name, "slots", slots, bool(slots) == (kind == RING), "0 of an array, more of a ring")
-    dtype, shape = _dtype_of(bytes(header["dtype"]), name), tuple(map(int, header["shape"][:ndim]))
-    layout = SegmentLayout(dtype, shape, slots, offset, slot_bytes)
-    least = ring_layout(dtype, shape, slots).slot_bytes
-    apart = not slots or (slot_bytes >= least and slot_bytes == aligned(slot_bytes))
-    expected = f"a multiple of {aligned(1)}, and at least {least}, for a frame"
-    _check_field(name, "slot_bytes", slot_bytes, apart, expected)
-    nbytes = os.fstat(fd).st_size
-    if layout.nbytes > nbytes:
-        raise InvalidValue(
-            f"the header of the shared memory {name} cannot be right: it tells of "
-            f"{counted(layout.nbytes, 'byte')}, of {slots or 1} × {_shown(dtype)} of shape "
-            f"{_shown(shape)} from byte {offset} on, and there are {nbytes}. Make it anew."
-        )
-    _check_field(name, "shape", _shown(shape), _can_be(shape, dtype), "one that an array can have")
+    _check_field(name, "shape", _shown(shape), _can_be(*layout[1::-1]), "one that an array can have")
     return layout
+
+
+def _of_version(version: int, name: str) -> InvalidValue:
+    return InvalidValue(
+        f"the header of the shared memory {name} is of version {version}, and this is Synkro for "
+        f"version {VERSION}: use the same Synkro in both programs."
+    )
+
+
+def _read_npy(data: bytes, name: str) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """The dtype and the shape in the header of an ``.npy`` file, and where its rows begin.
+
+    Raises: InvalidValue.
+    """
+    file = io.BytesIO(data)
+    of_first = np.lib.format.read_magic(file) == (1, 0) if len(data) > len(_NPY_1) else True
+    read: Any = np.lib.format.read_array_header_1_0 if of_first else np.lib.format.read_array_header_2_0
+    try:
+        shape, by_columns, dtype = read(file)
+    except Exception as error:  # any bytes may be there
+        raise InvalidValue(
+            f"the header of the shared memory {name} begins as that of an .npy file, and cannot be "
+            f"read: {reason(error)}. Let the program that writes it write that, or make it anew."
+        ) from None
+    _check_field(name, "descr", _shown(dtype), is_fixed(dtype), "a dtype whose elements have one size")
+    in_order = not by_columns or len(shape) < 2
+    _check_field(name, "fortran_order", by_columns, in_order, "False")
+    return dtype, shape, file.tell()
+
+
+def _layout_in(
+    tail: Any, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, name: str
+) -> SegmentLayout:
+    """The layout of a segment of ours, with this *tail*.  Raises: InvalidValue."""
+    if tail["version"] != VERSION:
+        raise _of_version(int(tail["version"]), name)
+    kind = int(tail["kind"])
+    _check_field(name, "kind", kind, kind in (ARRAY, RING), f"{ARRAY}, an array, or {RING}, a ring")
+    known = bytes(tail["dtype"])
+    if kind == ARRAY:
+        layout = SegmentLayout(_known(dtype, known, name), shape, 0, offset)
+    else:
+        layout = _ring_in(known, dtype, shape, offset, name)
+    for says, is_so in (
+        ("nbytes", layout.one),
+        ("slots", layout.slots),
+        ("slot_bytes", layout.slot_bytes),
+    ):
+        _check_field(name, says, int(tail[says]), tail[says] == is_so, f"{is_so}, by the header")
+    return layout
+
+
+def _ring_in(
+    known: bytes, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, name: str
+) -> SegmentLayout:
+    """The layout of a ring, whose slots are records of *dtype*.  Raises: InvalidValue."""
+    right = dtype.names == (_FRAME,) and dtype.itemsize == aligned(dtype.itemsize)
+    expected = f"that of slots of a multiple of {aligned(1)} bytes, with a field {_FRAME!r}"
+    _check_field(name, "descr", _shown(dtype), right and len(shape) == 1 and shape[0] > 0, expected)
+    frame, lengths = dtype[_FRAME].subdtype or (dtype[_FRAME], ())
+    return SegmentLayout(_known(frame, known, name), lengths, shape[0], offset, dtype.itemsize)
+
+
+def _known(dtype: np.dtype[Any], known: bytes, name: str) -> np.dtype[Any]:
+    """*dtype*, or the one of an extension that has as many bytes, and is *known* as that.
+
+    Raises: InvalidValue.
+    """
+    if not known:
+        return dtype
+    found = dtype
+    with contextlib.suppress(Exception):
+        importlib.import_module("ml_dtypes")
+        found = np.dtype(known.decode())
+    right = known == b"bfloat16" and found.itemsize == dtype.itemsize and found is not dtype
+    _check_field(name, "dtype", repr(known), right, "empty, or bfloat16, which needs ml_dtypes")
+    return found
 
 
 def _can_be(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
@@ -369,29 +465,6 @@ def _check_field(name: str, field: str, value: object, right: bool, expected: st
 def _shown(value: object) -> str:
     text = str(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
-
-
-def _dtype_of(code: bytes, name: str) -> np.dtype[Any]:
-    ends = len(code) < _DTYPE_BYTES
-    _check_field(
-        name, "dtype", f"{code[:20]!r}…", ends, f"shorter than {_DTYPE_BYTES} bytes, and a zero"
-    )
-    text = code.decode("ascii", "replace")
-    with contextlib.suppress(ImportError):
-        if text == "bfloat16":
-            importlib.import_module("ml_dtypes")
-    try:
-        if text.startswith("["):
-            dtype = np.lib.format.descr_to_dtype(ast.literal_eval(text))
-        else:
-            dtype = np.dtype(text)
-    except Exception:  # any text may be there
-        dtype = np.dtype(object)
-    known = text == "bfloat16" or not is_of_extension(dtype)
-    right = known and is_fixed(dtype) and (dtype.names is None or text.startswith("["))
-    shown = repr(text if len(text) <= 40 else f"{text[:40]}…")
-    _check_field(name, "dtype", shown, right, "one of NumPy's, whose elements have one size, as '<f8'")
-    return dtype
 
 
 # ── the locks ────────────────────────────────────────────────────────────────────────────────────────
@@ -451,7 +524,7 @@ def _remove_if_left(name: str) -> bool:
     try:
         status = os.fstat(fd)
         ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
-        if not ours or os.pread(fd, len(MAGIC), 0) != MAGIC:
+        if not ours or not (tail_of(fd).startswith(MAGIC) or os.pread(fd, len(MAGIC), 0) == MAGIC):
             return False
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return remove(name, fd)

@@ -5,9 +5,9 @@
     writer: wait for a free slot ─▶ fill it ─▶ writes += 1 ─▶ post "full"
     reader: wait for a full one ─▶ read it ─▶ read += 1 ─▶ post "free"
 
-The counters in the header say what is where: frame n lies in slot n modulo the slots, it has been handed
-over if ``writes > n``, and handed back if ``read > n``.  The semaphores only wake.  So nothing is lost
-where a side is killed between two steps; waits are of a tenth of a second, and after each the other
+The counters behind the slots say what is where: frame n lies in slot n modulo the slots, it has been
+handed over if ``writes > n``, and handed back if ``read > n``.  The semaphores only wake.  So nothing is
+lost where a side is killed between two steps; waits are of a tenth of a second, and after each the other
 side's lock is looked at: flock(2) of the reader, which has made the segment, and a locked byte of the
 writer.
 """
@@ -40,7 +40,7 @@ _WAIT = 0.1  # seconds of a wait, after which the other side is looked at
 
 
 class _Signals:
-    """The semaphores of a ring, and the counters of its header.
+    """The semaphores of a ring, and its counters.
 
     Attributes:
         mutex: held by the thread that uses them, for as long as a wait at most.
@@ -184,7 +184,7 @@ class RingReader:
         self.layout = layout
         self.segment: Segment = named.create(number, name, layout)
         with undoing(self.segment.close), undoing(named.end, name, self.segment):
-            header = named.header_of(self.segment.base)
+            header = named.counters_of(self.segment.base)
             self._signals = _Signals(name, header, layout.slots, new=True)
 
     def take(self, timeout: float | None) -> int | None:
@@ -267,7 +267,7 @@ class RingWriter:
             with descriptors_for(f"the shared memory {self.name} could not be opened"):
                 mapped = named.reopened(self._fd)
             self._segment = Segment.attach(0, mapped, nbytes, Access.WRITE)
-            header = named.header_of(self._segment.base)
+            header = named.counters_of(self._segment.base)
             self._signals = _Signals(self.name, header, self.slots, new=False, any_owner=any_owner)
             self._enter()
         _writers.add(self)

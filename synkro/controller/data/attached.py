@@ -40,9 +40,8 @@ def attach(
 
     Args:
         shm_name: the memory's name, such as ``"/frames"``.
-        dtype, shape: of what lies there, in memory of other programs.  Memory that ``data(…,
-            shm_name=…)`` has made, or that begins with the header of docs/howto/named_memory.md, says so
-            by itself.
+        dtype, shape: of what lies there, in memory of other programs.  An ``.npy`` file, as
+            ``data(…, shm_name=…)`` and ``np.save`` make it, says so by itself.
         offset: the byte where the array begins, in memory of other programs.
         writable: whether this program may write to it.
         minibatch, name: as for ``data()``.
@@ -66,8 +65,8 @@ def attach(
         layout = layout_there(fd, nbytes, called, wanted, lengths, start)
     access = Access.WRITE if writable else Access.READ
     segment = engine.directory.opened(fd, nbytes, access, called)
-    has_header = writable and wanted is None
-    memory = NamedOutgoing(engine, called, segment, layout.region(segment.number), has_header)
+    counted = writable and layout.counted
+    memory = NamedOutgoing(engine, called, segment, layout.region(segment.number), counted)
     array = memory.array
     found = Data(engine, array.dtype, array.ndim, minibatch=minibatch, name=name or shm_name)
     found.lie_in(memory)

@@ -32,11 +32,11 @@ class NamedOutgoing(Outgoing):
         counted: bool = False,
         ours: bool = False,
     ) -> None:
-        """The array of *region*.  What is written to it is *counted* in the header, if there is one;
+        """The array of *region*.  What is written to it is *counted* behind it, if that is so;
         *ours* is a name that ends with it."""
         super().__init__(engine)
         self._name = name
-        self._writes: Any = named.header_of(segment.base)["writes"] if counted else None
+        self._writes: Any = named.counters_of(segment.base)["writes"] if counted else None
         self._ours = ours
         self.point(Placed(region, segment))
 
@@ -134,10 +134,10 @@ def layout_there(
                 f"the shared memory {name} has {nbytes} bytes, and {dtype} of shape {shape} from byte "
                 f"{offset} on needs {needed}: check dtype=, shape= and offset=."
             )
-        return named.SegmentLayout(dtype, shape, offset=offset)
+        return named.SegmentLayout(dtype, shape, offset=offset, counted=False)
     if layout is None:
         raise InvalidValue(
-            f"the shared memory {name} has no header of Synkro's: say what it holds, with "
+            f"the shared memory {name} is no .npy file, which would say what it holds: say it, with "
             f"attach({name!r}, dtype=…, shape=…)."
         )
     if layout.slots:
