@@ -172,7 +172,7 @@ def _used() -> dict[str, int]:
     used: dict[str, int] = {}
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if b"synkro.cluster.process" in (process / "cmdline").read_bytes():
+            if b"synkro.hosts.process" in (process / "cmdline").read_bytes():
                 _, found, rest = (process / "environ").read_bytes().partition(b"PMI_RANK=")
                 name = "gateway" if rest.startswith(b"0") else "leader"
                 seconds = int((process / "schedstat").read_text().split()[0])

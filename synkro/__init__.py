@@ -6,10 +6,11 @@ from lower floors, or from its own folder::
 
    10  extensions/  update rules, and training steps that are one call
        cli/         python -m synkro: info, doctor and bench
+       cluster      the former name of python -m synkro.hosts
     9  api          fork, close, data, function, distribute …, on the current session
     8  controller/  THE USER'S PROCESS: sessions, functions, variables, results, the engine
     7  worker/      A WORKER PROCESS: its loop, its rank, one call of one function
-       cluster/     several hosts: a process of MPI's on each
+       hosts/       several hosts: a process of MPI's on each
     6  comms/       reduce operations, and collectives over arrays
     5  devices/     what a worker computes on
        packing/     a user's function made ready to travel

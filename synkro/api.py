@@ -208,7 +208,7 @@ def fork(*args: Any, **kwargs: Any) -> int:
         verbose: print status lines to stderr.
         hosts: several machines: names, each perhaps with its number of ranks, as in
             ``["h1", "h2:4"]``, the path of a hostfile, ``"slurm"`` or ``"pbs"`` in a job of theirs,
-            or ``"mpi"`` if mpiexec or srun has started ``python -m synkro.cluster prog.py``.  None for
+            or ``"mpi"`` if mpiexec or srun has started ``python -m synkro.hosts prog.py``.  None for
             those that the environment variable SYNKRO_HOSTS names, or this machine.  Ranks fill the
             hosts in their order; *devices* are those of each.  It needs MPI (``pip install mpi4py
             mpich``), and the same environment on all hosts.

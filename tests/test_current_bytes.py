@@ -3,7 +3,7 @@
 import numpy as np
 
 from support.examples import given, st
-from synkro.cluster.mirrors import CurrentBytes
+from synkro.hosts.mirror import CurrentBytes
 from synkro.plan.extents import Extent, PickedRows
 
 LENGTH = 60

@@ -15,7 +15,6 @@ from hypothesis.extra import numpy as hnp
 
 from support.examples import examples, given, st
 from support.leftovers import children
-from synkro.cluster.compare import unlike_gpus
 from synkro.comms.direct import NATIVE, REDUCTIONS, carrier, decode, encode
 from synkro.comms.ops import OPERATIONS, Operation
 from synkro.controller.placement.choice import Assignment, Room, choose
@@ -27,6 +26,7 @@ from synkro.devices.gpus import Gpu, Visible
 from synkro.devices.pins import PINNED_FROM, Pins
 from synkro.devices.portions import fill, portions
 from synkro.errors import InvalidType, InvalidValue, NotAvailable
+from synkro.hosts.compare import unlike_gpus
 
 pytestmark = pytest.mark.quick
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from support.examples import given, st
-from synkro.cluster.launch import is_here, reached
-from synkro.cluster.mpiexec import best_launcher, clean, found_mpiexec, launcher_of
 from synkro.controller.session import Session
 from synkro.errors import InvalidType, InvalidValue, NotAvailable
-from synkro.plan.hosts import Host, copies, expanded, named, ranks_of
+from synkro.hosts.launch import is_here, reached
+from synkro.hosts.mpiexec import best_launcher, clean, found_mpiexec, launcher_of
+from synkro.hosts.names import Host, copies, expanded, named, ranks_of
 
 pytestmark = pytest.mark.quick
 
@@ -235,7 +235,7 @@ def test_what_a_launcher_told_one_process_is_passed_to_none():
 
 def test_hosts_of_mpi_without_a_start(monkeypatch):
     monkeypatch.delenv("SYNKRO_GATEWAY", raising=False)
-    with pytest.raises(InvalidValue, match=r"python -m synkro\.cluster prog\.py"):
+    with pytest.raises(InvalidValue, match=r"python -m synkro\.hosts prog\.py"):
         reached("mpi", None)
     with pytest.raises(InvalidValue, match="are there already"):
         reached("mpi", "ssh")

@@ -149,7 +149,7 @@ ONE = pytest.mark.parametrize(
 def started(request, hosts, job, start):
     """Start ``python …`` on all hosts."""
 
-    def started(*arguments, python=("-m", "synkro.cluster"), **variables):
+    def started(*arguments, python=("-m", "synkro.hosts"), **variables):
         program = [sys.executable, *python, *map(str, arguments)]
         if request.param == "srun":
             if OPEN_MPI:
@@ -319,20 +319,20 @@ def test_a_plain_start_of_copies_is_refused(started, program):
 
 def test_without_such_a_start(run):
     done = run('where(hosts="mpi")')
-    assert "Start it by mpiexec -n HOSTS -ppn 1 python -m synkro.cluster prog.py" in done.stderr
+    assert "Start it by mpiexec -n HOSTS -ppn 1 python -m synkro.hosts prog.py" in done.stderr
     assert "and launcher='ssh' would start some" in run('where(hosts="mpi", launcher="ssh")').stderr
 
 
 def test_one_session_at_a_time(start, program):
     path = program('synk.fork(hosts="mpi", verbose=False)\nwhere(hosts="mpi")')
-    done = finished(start(sys.executable, "-m", "synkro.cluster", path))
+    done = finished(start(sys.executable, "-m", "synkro.hosts", path))
     assert "serves one session at a time, and this program has one: close() it first" in done.stderr
 
 
 def test_srun_without_mpi(hosts, job, start, program):
     done = finished(
         start(
-            *("srun", "--mpi=none", "--ntasks-per-node=1", sys.executable, "-m", "synkro.cluster"),
+            *("srun", "--mpi=none", "--ntasks-per-node=1", sys.executable, "-m", "synkro.hosts"),
             program("print('started')"),
             **slurm(hosts, job),
         )
@@ -342,7 +342,18 @@ def test_srun_without_mpi(hosts, job, start, program):
     assert "3 processes were started, but MPI sees 1 of them" in done.stderr
 
 
-def test_usage(start):
-    done = finished(start(sys.executable, "-m", "synkro.cluster"))
+@pytest.mark.parametrize("name", ["synkro.hosts", "synkro.cluster"])
+def test_usage(start, name):
+    done = finished(start(sys.executable, "-m", name))
     assert done.returncode == 2
-    assert "usage: mpiexec -n HOSTS" in done.stderr
+    assert "usage: mpiexec -n HOSTS -ppn 1 python -m synkro.hosts PROGRAM.py" in done.stderr
+
+
+def test_the_former_name(start, program):
+    path = program("print('the program runs')")
+    done = finished(start(sys.executable, "-m", "synkro.cluster", path))
+    assert (done.returncode, done.stdout) == (0, "the program runs\n")
+    assert (
+        done.stderr
+        == "Synkro: python -m synkro.cluster is called python -m synkro.hosts now, and goes on.\n"
+    )

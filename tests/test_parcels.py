@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from support.examples import given, st
-from synkro.cluster.mirrors import Mirrors
-from synkro.cluster.parcels import discard, pack, unpack
 from synkro.errors import SharedMemoryError
+from synkro.hosts.mirror import Mirrors
+from synkro.hosts.parcels import discard, pack, unpack
 from synkro.plan.extents import Extent, PickedRows
 
 LENGTH = 60_000

@@ -1,4 +1,4 @@
-"""Digests of messages between hosts, and what is done to these on the way: ``cluster.seals``."""
+"""Digests of messages between hosts, and what is done to these on the way: ``hosts.seals``."""
 
 import hashlib
 import os
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from support.examples import given, st
-from synkro.cluster.loads import Conveyor, Load, are_apart, in_pieces
-from synkro.cluster.seals import (
+from synkro.hosts.loads import Conveyor, Load, are_apart, in_pieces
+from synkro.hosts.seals import (
     CHANGED,
     CUT,
     DIGEST_BYTES,

@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations
 
-from ..cluster.compare import gpu_versions
-from ..cluster.launch import reached
-from ..cluster.pool import Cluster
-from ..cluster.protocol import Distance, Distances, Reach
 from ..errors import SynkroError
+from ..hosts.compare import gpu_versions
+from ..hosts.launch import reached
+from ..hosts.pool import MpiHosts
+from ..hosts.protocol import Distance, Distances, Reach
 from .doctor import Finding
 
 _FAR = 1e-3  # seconds for a message from which on calls are slow
@@ -56,7 +56,7 @@ def _file() -> Iterator[str]:
         yield next(iter(entry.path for entry in os.scandir(os.getcwd())), os.getcwd())
 
 
-def _gpus(launch: Cluster) -> Finding:
+def _gpus(launch: MpiHosts) -> Finding:
     """The GPUs that each host has, and by what it uses them."""
     name = "GPUs"
     try:
@@ -83,7 +83,7 @@ def _gpus(launch: Cluster) -> Finding:
     )
 
 
-def _ports(launch: Cluster) -> Finding:
+def _ports(launch: MpiHosts) -> Finding:
     """Whether all hosts reach each other: the gateway has reached all of them, and they each other."""
     name = "ports"
     for one, other in combinations(range(1, len(launch.hosts)), 2):

@@ -11,9 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ..cluster.compare import gpu_versions
 from ..devices import gpus
 from ..devices.cpu import THREAD_VARIABLES
+from ..hosts.compare import gpu_versions
 from ..machine import available_cores, available_memory, cpu_name, readable_bytes, start
 from ..memory.keeper import SHM_FOLDER
 

@@ -2,7 +2,7 @@
 
 Each host has an arena file of its own, of the same layout: what a rank changes in its host's file
 happens a moment later in the others, its *mirrors*.  A rank writes down what it changes in a ring behind
-the board, and a process of its host, the *relay* (``cluster.relay``), reads it there and passes it on::
+the board, and a process of its host, the *relay* (``hosts.relay``), reads it there and passes it on::
 
     rank                     ring                        relay                  other hosts
     ────                     ────                        ─────                  ───────────

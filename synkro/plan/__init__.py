@@ -10,5 +10,4 @@ Nothing in here knows a process, a device or a session.
     outputs  nested outputs as flat leaves, and the reduction of each
     batch    what a user's ``batch=`` selects
     split    rows over ranks, rows over slices
-    hosts    which hosts a user has named, and the ranks of each
 """

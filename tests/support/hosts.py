@@ -18,8 +18,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from synkro.cluster.mpiexec import found_mpiexec
 from synkro.errors import NotAvailable
+from synkro.hosts.mpiexec import found_mpiexec
 
 from .waiting import wait_until
 

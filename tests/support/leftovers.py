@@ -55,7 +55,7 @@ def mappings(pid="self"):
 OTHERS = ("joblib_", "psm_", "sem.", "mpich_shm_", "synkro-test-", "synkro-demo-", "synkro-howto")
 """How files begin of joblib's, multiprocessing's and MPICH's, which tests in other processes use
 meanwhile, and names that the tests which make them look at by themselves.  What sessions over several
-hosts leave there is in ``test_cluster``."""
+hosts leave there is in ``test_hosts_sessions``."""
 
 
 def shared_files():

@@ -15,9 +15,9 @@ import time
 
 import numpy as np
 
-from synkro.cluster.relay import Relay
 from synkro.comms.board import board_bytes
 from synkro.comms.journal import Journal, reserve_journals
+from synkro.hosts.relay import Relay
 from synkro.ipc.descriptors import Inherited
 from synkro.memory.arena import arena_file
 

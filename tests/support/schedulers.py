@@ -11,7 +11,7 @@ from support.programs import ROOT
 _SRUN = """#!{python}
 import argparse, os, signal, subprocess, sys
 sys.path.insert(0, {root!r})
-from synkro.plan.hosts import expanded
+from synkro.hosts.names import expanded
 
 parser = argparse.ArgumentParser()
 for name in ("nodelist", "nodes", "ntasks", "ntasks-per-node"):

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...devices.cpu import ALLOCATOR, thread_caps
 from ...devices.gpus import Visible, visible
 from ...errors import A_LINE, InvalidValue, SynkroError, counted, ranks_in_words, shown
+from ...hosts.names import VARIABLE, Host, ranks_of
 from ...ipc.pool import WorkerPool
 from ...machine import available_cores
-from ...plan.hosts import VARIABLE, Host, ranks_of
 from ...values.arrays import checked_bool, checked_seconds
 from .choice import VARIABLE as DEVICES
 from .choice import Assignment, Room, check_devices, checked_count, choose
 from .placement import Placement
 
 if TYPE_CHECKING:
-    from ...cluster.pool import Cluster
+    from ...hosts.pool import MpiHosts
 
 
 class HostRanks(NamedTuple):
@@ -110,8 +110,8 @@ def machines_of(
         return Machines(
             (HostRanks("localhost", ranks),), [available_cores()], assignments, WorkerPool([ranks])
         )
-    from ...cluster.launch import reached  # noqa: PLC0415
-    from ...cluster.pool import HostsPool  # noqa: PLC0415  for several hosts only
+    from ...hosts.launch import reached  # noqa: PLC0415
+    from ...hosts.pool import HostsPool  # noqa: PLC0415  for several hosts only
 
     wanted = checked_count(n_parallel)
     check_devices(devices, environment_value)
@@ -144,10 +144,10 @@ def machines_of(
         raise
 
 
-def _notes(cluster: Cluster, trusted_network: bool) -> list[str]:
+def _notes(mpi: MpiHosts, trusted_network: bool) -> list[str]:
     """What to say of the network between hosts."""
     notes = ["MPI has ports open on them while the session lives: trusted networks only"]
-    if not cluster.secret:
+    if not mpi.secret:
         notes.append(
             "the key of their digests went over MPI, in the clear: who has heard it can forge messages"
         )
@@ -182,12 +182,12 @@ def _check_ranks(
             )
 
 
-def _rooms(cluster: Cluster, hosts: Sequence[Host]) -> list[Room]:
+def _rooms(mpi: MpiHosts, hosts: Sequence[Host]) -> list[Room]:
     """What each of *hosts* has; they look for their GPUs together, once, when one of them is asked."""
-    seen = cache(cluster.look)
+    seen = cache(mpi.look)
     return [
-        Room(cluster.said[place].cores, partial(lambda place: seen()[place], place), host.name)
-        for host, place in zip(hosts, cluster.places, strict=True)
+        Room(mpi.said[place].cores, partial(lambda place: seen()[place], place), host.name)
+        for host, place in zip(hosts, mpi.places, strict=True)
     ]
 
 

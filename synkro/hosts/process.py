@@ -1,4 +1,4 @@
-"""``python -m synkro.cluster.process``: one process of MPI's, which ``cluster.launch`` has started."""
+"""``python -m synkro.hosts.process``: one process of MPI's, which ``hosts.launch`` has started."""
 
 from __future__ import annotations
 

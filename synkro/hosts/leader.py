@@ -32,7 +32,7 @@ from . import protocol
 from .cleanup import UNHEARD, tell
 from .compare import hello
 from .loads import Load
-from .mirrors import Mirrors
+from .mirror import Mirrors
 from .parcels import discard, large, pack, unpack, unpack_values
 from .pool import LeaderPool
 from .relay import WireRelay

@@ -46,7 +46,7 @@ _UNREACHED = re.compile(r"Remote (?:host|daemon): +(?:\S+ on node )?([^\s.]+)")
 """How Open MPI's mpiexec names a host that it does not reach any more."""
 
 
-class Cluster(abc.ABC):
+class MpiHosts(abc.ABC):
     """The processes of MPI's of a session, as the main process sees them: by the gateway.
 
     Attributes:
@@ -201,7 +201,7 @@ class HostsPool(WorkerPool):
     """The workers of all hosts: the main process's own, and by the gateway the others."""
 
     def __init__(
-        self, cluster: Cluster, hosts: Sequence[range], host_timeout: float, trusted: bool
+        self, mpi: MpiHosts, hosts: Sequence[range], host_timeout: float, trusted: bool
     ) -> None:
         """*hosts* are the ranks of each of the processes of MPI's, the first of which is here.
 
@@ -211,50 +211,50 @@ class HostsPool(WorkerPool):
         super().__init__(hosts)
         # what leaders hear first; the rest is known when the workers start
         self._begin = protocol.Begin(tuple(hosts), 0, (), host_timeout, trusted)
-        self._cluster = cluster
-        self._resources.callback(cluster.close)
+        self._mpi = mpi
+        self._resources.callback(mpi.close)
         self._pids: dict[int, int] = {}
         self._passed: Sequence[tuple[int, int]] = ()
 
     def start(
         self, environments: Sequence[dict[str, str]], board: int, note: Note | None = None
     ) -> Controller:
-        cluster = self._cluster
-        beyond = tuple(map(cluster.unknown, environments))
+        mpi = self._mpi
+        beyond = tuple(map(mpi.unknown, environments))
         self._begin = self._begin._replace(board=board, environments=beyond)
         others = [rank for ranks in self.hosts[1:] for rank in ranks]
-        self._pump.hear(others, cluster.printed.fileno(), partial(self._printed, note))
+        self._pump.hear(others, mpi.printed.fileno(), partial(self._printed, note))
         controller = super().start([environments[rank] for rank in self.ranks], board)
         begun: list[protocol.Begun] = self._heard()
-        for name, ranks, each in zip(cluster.hosts[1:], self.hosts[1:], begun, strict=True):
+        for name, ranks, each in zip(mpi.hosts[1:], self.hosts[1:], begun, strict=True):
             if each.problem:
                 raise SessionError(f"on {name}: {each.problem}")
             self._pids |= dict(zip(ranks, each.pids, strict=True))
-        self.sentinels.extend([cluster.gateway.fileno(), cluster.sentinel])
+        self.sentinels.extend([mpi.gateway.fileno(), mpi.sentinel])
         return controller
 
     def _printed(self, note: Note | None) -> protocol.Printed | None:
         """What the gateway says for the user to read next, if workers have printed it; else *note* gets
         it."""
-        match said := self._cluster.printed.recv():
+        match said := self._mpi.printed.recv():
             case protocol.Printed():
                 return said
             case protocol.Missing(host, segment) if note is not None:
-                has_not = f"{self._cluster.hosts[host]} does not have the file of {{}}"
+                has_not = f"{self._mpi.hosts[host]} does not have the file of {{}}"
                 note(segment, f"{has_not}: what is read of it is sent there")
             case protocol.Pushing(host, segment, nbytes) if note is not None:
-                name, size = self._cluster.hosts[host], readable_bytes(nbytes)
+                name, size = self._mpi.hosts[host], readable_bytes(nbytes)
                 note(segment, f"pushing {size} of {{}} to {name}…")
         return None
 
     def _heard(self) -> Any:
-        patience = self._cluster.left(BEGINNING)
-        if not self._cluster.gateway.poll(patience):
+        patience = self._mpi.left(BEGINNING)
+        if not self._mpi.gateway.poll(patience):
             raise SessionError(
                 f"the workers of other hosts were not started within {round(patience, 1):g} s: give "
-                f"start_timeout= more, or look at what takes long there.{self._cluster.log()}"
+                f"start_timeout= more, or look at what takes long there.{self._mpi.log()}"
             )
-        said = self._cluster.heard()
+        said = self._mpi.heard()
         if (end := self._end_told(said)) is not None:
             raise end
         return said
@@ -262,8 +262,8 @@ class HostsPool(WorkerPool):
     def share(self, inherited: Inherited, board: int) -> None:
         reserve_journals(inherited.arena, board, self.ranks, sum(map(len, self.hosts)))
         numbered = [(-1 - place, fd) for place, fd in enumerate(inherited.listed())]
-        send_descriptors(self._cluster.descriptors, numbered)
-        self._cluster.gateway.send(self._begin)
+        send_descriptors(self._mpi.descriptors, numbered)
+        self._mpi.gateway.send(self._begin)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -271,18 +271,18 @@ class HostsPool(WorkerPool):
         return tuple(pids[rank] for rank in sorted(pids))
 
     def host_of(self, rank: int) -> str:
-        return self._cluster.hosts[self.host_number(rank)]
+        return self._mpi.hosts[self.host_number(rank)]
 
     def interrupt(self, ranks: Sequence[int]) -> None:
         super().interrupt([rank for rank in ranks if rank in self.ranks])
         others = tuple(rank for rank in ranks if rank not in self.ranks)
         if others:
             with contextlib.suppress(OSError):
-                self._cluster.gateway.send(protocol.Interrupt(others))
+                self._mpi.gateway.send(protocol.Interrupt(others))
 
     def kill(self, ranks: Sequence[int] | None = None) -> None:
         super().kill(ranks)
-        self._cluster.kill()
+        self._mpi.kill()
 
     def pass_descriptors(self, rank: int, numbered: Sequence[tuple[int, int]]) -> None:
         if rank in self.ranks:
@@ -290,21 +290,21 @@ class HostsPool(WorkerPool):
         elif numbered != self._passed:  # else the gateway has them, for another rank
             self._passed = numbered
             with contextlib.suppress(OSError):  # the gateway's end shows
-                send_descriptors(self._cluster.descriptors, numbered)
+                send_descriptors(self._mpi.descriptors, numbered)
 
     def answer(self, rank: int, number: int, line: str) -> None:
         if rank in self.ranks:
             super().answer(rank, number, line)
         else:
             with contextlib.suppress(OSError):  # the gateway's end shows
-                self._cluster.gateway.send(protocol.UserAnswer(rank, number, line))
+                self._mpi.gateway.send(protocol.UserAnswer(rank, number, line))
 
     def death(self, sentinel: int) -> WorkerDied:
-        cluster = self._cluster
-        if sentinel not in (cluster.gateway.fileno(), cluster.sentinel):
+        mpi = self._mpi
+        if sentinel not in (mpi.gateway.fileno(), mpi.sentinel):
             return super().death(sentinel)
         with contextlib.suppress(EOFError, OSError):
-            said = cluster.gateway.recv() if cluster.gateway.poll() else None
+            said = mpi.gateway.recv() if mpi.gateway.poll() else None
             if (end := self._end_told(said)) is not None:
                 return end
         return self._why_all_ended()
@@ -315,21 +315,21 @@ class HostsPool(WorkerPool):
             self._pump.await_end(said.rank, STDERR)
             return self.died(said)
         if isinstance(said, ForgedError):
-            one, other = self._cluster.hosts[said.host], self._cluster.hosts[said.at]
+            one, other = self._mpi.hosts[said.host], self._mpi.hosts[said.at]
             why = f"a message from {one} to {other} {said.what}; look for who is on the network between"
             return self._lost(said.host or said.at, why)
         if isinstance(said, SilenceError):
-            where = f" on {self._cluster.hosts[said.at]}" if said.at else ""
+            where = f" on {self._mpi.hosts[said.at]}" if said.at else ""
             return self._lost(said.host, f"{self._silent}{where}")
         return None
 
     def _why_all_ended(self) -> HostLost:
         """What to raise, as mpiexec has ended, by what it has printed."""
-        cluster = self._cluster
-        words = cluster.last_words(_DYING)
+        mpi = self._mpi
+        words = mpi.last_words(_DYING)
         if UNHEARD in words:
             return self._lost(0, self._silent)
-        for at, said in enumerate(cluster.said):
+        for at, said in enumerate(mpi.said):
             begin = re.escape(NO_MEMORY.format(pid=said.pid, name=said.name))
             if why := re.search(f"{begin}(.*)", words):
                 return self._lost(at, f"memory ran out there, as {why[1].rstrip('.')}")
@@ -343,7 +343,7 @@ class HostsPool(WorkerPool):
 
     def _first_to_end(self, words: str) -> int | None:
         """Which of the processes that was, by the *words* of all; None: nobody knows."""
-        said, unreached = self._cluster.said, _UNREACHED.search(words)
+        said, unreached = self._mpi.said, _UNREACHED.search(words)
         after = {int(one or other) for one, other in _AFTER.findall(words)}
         for number, each in enumerate(said):
             if unreached and each.name.partition(".")[0] == unreached[1]:
@@ -358,17 +358,17 @@ class HostsPool(WorkerPool):
 
     def _lost(self, number: int | None, why: str) -> HostLost:
         """What to raise for host *number* of the processes; None: nobody knows which it was."""
-        names, ranks = self._cluster.hosts, () if number is None else tuple(self.hosts[number])
+        names, ranks = self._mpi.hosts, () if number is None else tuple(self.hosts[number])
         name = None if number is None else names[number]
         whose = f" ({ranks_in_words(ranks)})" if ranks else ""
         lost = f"the host {name}{whose} is lost" if name else f"the hosts {', '.join(names)} are lost"
         return HostLost(
             f"{lost}: {why}. Call close() and then fork() to go on; all Data keep their contents."
-            f"{self._cluster.log()}",
+            f"{self._mpi.log()}",
             name,
             ranks,
         )
 
     def release(self) -> None:
         super().release()
-        self._cluster.release()
+        self._mpi.release()

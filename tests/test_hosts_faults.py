@@ -40,9 +40,9 @@ def told(**what):
 
 
 synk.fork(**options)
-cluster = here.session._engine._pool._cluster
-told(worker=here.session.pids[1], leader=cluster.said[1].pid, gateway=cluster.said[0].pid,
-     mpiexec=cluster._process.pid)
+mpi = here.session._engine._pool._mpi
+told(worker=here.session.pids[1], leader=mpi.said[1].pid, gateway=mpi.said[0].pid,
+     mpiexec=mpi._process.pid)
 data = synk.data(np.ones((1 << 13, 1 << 9)))
 call = synk.function(lambda: time.sleep(30), outputs=[])
 collective = synk.function(collective, outputs=[])
@@ -313,8 +313,8 @@ def test_workers_that_cannot_be_started_on_another_host(hosts, tmp_path):
 
 PLANTED = """
 import os, socket, sys
-if socket.gethostname() == "h2" and "synkro.cluster.process" in sys.orig_argv and os.path.exists(FLAG):
-    from synkro.cluster.mirrors import Mirrors
+if socket.gethostname() == "h2" and "synkro.hosts.process" in sys.orig_argv and os.path.exists(FLAG):
+    from synkro.hosts.mirror import Mirrors
     def fail(*_):
         raise ValueError("planted")
     Mirrors.descriptor = fail
@@ -364,8 +364,8 @@ def test_the_error_names_a_log_that_stays_until_a_session_ends_well(hosts, tmp_p
 
 BEGINNING = """
 import os, signal, socket, sys
-if socket.gethostname() == "h2" and "synkro.cluster.process" in sys.orig_argv and os.path.exists(FLAG):
-    from synkro.cluster import cleanup, pool
+if socket.gethostname() == "h2" and "synkro.hosts.process" in sys.orig_argv and os.path.exists(FLAG):
+    from synkro.hosts import cleanup, pool
     def watched(*arguments, watch=cleanup.watch):
         watch(*arguments)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -419,7 +419,7 @@ def test_a_process_that_ends_or_stops_at_the_start_is_told(hosts, tmp_path, what
 MADE_EARLY = """
 import os, subprocess, sys
 open(sys.argv[1], "w").close()
-code = "from synkro.cluster.cleanup import watch; watch(ours=False)"
+code = "from synkro.hosts.cleanup import watch; watch(ours=False)"
 subprocess.run([sys.executable, "-c", code], check=True)
 """
 
@@ -466,7 +466,7 @@ def test_a_process_that_is_stopped_does_not_stay_where_its_network_breaks(hosts,
 
 STOPPED = """
 import subprocess, sys
-code = "import math, os, signal, time; from synkro.cluster.cleanup import tell, watch; held = watch()"
+code = "import math, os, signal, time; from synkro.hosts.cleanup import tell, watch; held = watch()"
 code += "; print(flush=True); " + sys.argv[1]
 process = subprocess.Popen(
     [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -537,7 +537,7 @@ def test_workers_of_a_host_that_come_too_late(hosts, tmp_path):
 
 FULL = """
 import socket, sys
-if socket.gethostname() == "h2" and "synkro.cluster.process" in sys.orig_argv:
+if socket.gethostname() == "h2" and "synkro.hosts.process" in sys.orig_argv:
     import synkro.memory.segment
     synkro.memory.segment.available_memory = lambda: 1 << 20
 """

@@ -13,15 +13,15 @@ import pytest
 from support.hosts import MPIEXEC, OPEN_MPI, processes_of
 from support.programs import ROOT
 from support.waiting import wait_until
-from synkro.cluster.seals import CHANGED, CUT, EARLY, LEFT_OUT, LONG, REDIRECTED, REPLAYED
+from synkro.hosts.seals import CHANGED, CUT, EARLY, LEFT_OUT, LONG, REDIRECTED, REPLAYED
 
 pytestmark = [pytest.mark.hosts, pytest.mark.counted_once, pytest.mark.timeout(200)]
 
 PLANTED = """
 import os, pickle, socket, sys
-ours = {"synkro.cluster.process", "synkro.cluster"}.intersection(sys.orig_argv)
+ours = {"synkro.hosts.process", "synkro.hosts"}.intersection(sys.orig_argv)
 if ours and socket.gethostname() == AT:
-    from synkro.cluster import cleanup
+    from synkro.hosts import cleanup
 
     HEAD, BODY, SEAL, BEAT = 1, 2, 3, 4
     KINDS = {"head": HEAD, "body": BODY, "digest": SEAL, "beat": BEAT}
@@ -91,7 +91,7 @@ if ours and socket.gethostname() == AT:
     def watched(*arguments, watch=cleanup.watch, **options):
         global wire
         held = watch(*arguments, **options)
-        from synkro.cluster import wire
+        from synkro.hosts import wire
 
         def begin(self, *given, begin=wire.Wire.__init__):
             begin(self, *given)
@@ -277,7 +277,7 @@ def test_it_is_told_where_mpiexec_has_started_the_program(hosts, tmp_path, at, t
         "-ppn",
         "1",
     ]
-    program = [sys.executable, "-B", "-m", "synkro.cluster", "-c", JOINED, flag]
+    program = [sys.executable, "-B", "-m", "synkro.hosts", "-c", JOINED, flag]
     done = subprocess.run(
         hosts.on("h1", MPIEXEC.path, *where, *program),
         env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "TMPDIR": str(tmp_path)},

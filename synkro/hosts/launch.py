@@ -33,11 +33,11 @@ from typing import Any
 from ..errors import A_LINE, InvalidType, InvalidValue, SessionError, shown
 from ..machine import python, readable_bytes, search_path, unlinked
 from ..memory.keeper import SHM_FOLDER
-from ..plan.hosts import Host, copies, named
 from . import mpiexec
 from .cleanup import HAS_ENDED, temporary
 from .joined import Joined
-from .pool import BEGINNING, PATIENCE, Cluster, listed
+from .names import Host, copies, named
+from .pool import BEGINNING, PATIENCE, MpiHosts, listed
 
 _LAST_WORDS = 2000  # characters of mpiexec's output that an error tells
 _SAID = 1 << 20  # bytes of its end that are kept: it may be endless
@@ -83,7 +83,7 @@ def gateway_first(names: Sequence[str]) -> tuple[list[str], list[int]]:
     return [names[here], *others], places
 
 
-class Launch(Cluster):
+class Launch(MpiHosts):
     """The processes of MPI's of one session, which are started for it, and end with it."""
 
     def __init__(self, hosts: Sequence[str], launcher: str = "ssh", seconds: float = BEGINNING) -> None:
@@ -146,7 +146,7 @@ class Launch(Cluster):
         environment = mpiexec.needed(self.environment) | self._mpiexec.environment(agent, folder)
         environment["PYTHONPATH"] = os.pathsep.join(search_path())
         secret = "secret" if self._launcher.secret else "agreed"
-        program = [python(), "-m", "synkro.cluster.process", folder, str(len(self.hosts)), secret]
+        program = [python(), "-m", "synkro.hosts.process", folder, str(len(self.hosts)), secret]
         process = subprocess.Popen(
             mpiexec.held(self._mpiexec.command(self.hosts, agent, program, environment)),
             stdin=lifeline,
@@ -347,7 +347,7 @@ def reached(
     launcher: Any,
     seconds: float = BEGINNING,
     check: Callable[[Sequence[Host]], None] | None = None,
-) -> tuple[Cluster, tuple[Host, ...]]:
+) -> tuple[MpiHosts, tuple[Host, ...]]:
     """The processes of MPI's on the hosts, which have to begin within *seconds*, and who these are.
 
     Hosts that are to be started are handed to *check* before.
@@ -373,7 +373,7 @@ def reached(
         raise InvalidValue(
             f"mpiexec, or srun, has started {count} copies of this program, and with "
             f"hosts={shown(hosts)} each would start workers on all hosts. Start one copy; or the hosts "
-            f"themselves, by mpiexec -n HOSTS -ppn 1 python -m synkro.cluster prog.py, and say "
+            f"themselves, by mpiexec -n HOSTS -ppn 1 python -m synkro.hosts prog.py, and say "
             f'hosts="mpi".'
         )
     found = named(hosts, os.environ)

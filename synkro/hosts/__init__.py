@@ -2,6 +2,7 @@
 
 ::
 
+    names      which hosts the user has named
     launch     which way hosts are reached; starts a process of MPI's on each
     mpiexec    how that is called, and what it calls to reach hosts
     joined     hosts that mpiexec or srun has started, with the program
@@ -13,7 +14,7 @@
     gateway    the process beside the main process: commands to the hosts, answers from them
     leader     the process of another host, and the workers there
     protocol   what these tell each other
-    mirrors    a host's copies of the main process's segments, and which bytes of them are current
+    mirror     a host's copies of the main process's segments, and which bytes of them are current
     parcels    pieces of segments, and pickled values, on their way
     tasks      both ends of a map over hosts
     merging    the parts of a result, from all hosts

@@ -1,4 +1,4 @@
-"""``python -m synkro.cluster prog.py``: a program whose hosts mpiexec, or srun, has started.
+"""``python -m synkro.hosts prog.py``: a program whose hosts mpiexec, or srun, has started.
 
 ::
 
@@ -24,10 +24,10 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..plan.hosts import copies
 from .cleanup import temporary, watch
 from .joined import GATEWAY
 from .mpiexec import clean
+from .names import copies
 from .process import meet, work
 from .seals import ForgedError, LostError
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 _BEGINNING = 120  # seconds until all hosts have begun MPI, which srun may start one after the other
 _GRACE = 5.0  # seconds in which the leaders can end their workers after the program
 
-USAGE = """usage: mpiexec -n HOSTS -ppn 1 python -m synkro.cluster PROGRAM.py [ARGUMENT ...]
-       srun --ntasks-per-node=1 python -m synkro.cluster PROGRAM.py [ARGUMENT ...]
+USAGE = """usage: mpiexec -n HOSTS -ppn 1 python -m synkro.hosts PROGRAM.py [ARGUMENT ...]
+       srun --ntasks-per-node=1 python -m synkro.hosts PROGRAM.py [ARGUMENT ...]
 
 Runs PROGRAM.py once, on the first host; fork(hosts="mpi") in it starts workers on all hosts.
 In the place of PROGRAM.py stands whatever python takes: -m MODULE, -c CODE."""

@@ -149,7 +149,7 @@ def test_a_host_without_the_folder(hosts, tmp_path):
     subprocess.run(hosts.on("h3", "mount", "-t", "tmpfs", "none", tmp_path), check=True)
     code = (
         f"import os; os.chdir({str(stands)!r})\n"
-        f"from synkro.cluster.launch import Launch\nLaunch(['h1', 'h3'], {str(hosts.launcher)!r})"
+        f"from synkro.hosts.launch import Launch\nLaunch(['h1', 'h3'], {str(hosts.launcher)!r})"
     )
     try:
         done = on(hosts, "h1", "-c", code)
@@ -182,7 +182,7 @@ def test_other_versions(hosts, tmp_path):
 
 SLEEPS = """
 import os, time
-from synkro.cluster.launch import Launch
+from synkro.hosts.launch import Launch
 launch = Launch(["h1", "h2", "h3"], {launcher!r})
 gateway, leader, _ = [said.pid for said in launch.said]
 print(os.getpid(), gateway, leader, launch._process.pid, flush=True)
@@ -191,7 +191,7 @@ time.sleep(100)
 
 
 def sleeping(hosts, launcher=None):
-    """A program on h1 that has started a cluster."""
+    """A program on h1 that has started hosts."""
     code = SLEEPS.format(launcher=str(launcher or hosts.launcher))
     command = hosts.on("h1", sys.executable, "-c", code)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -199,7 +199,7 @@ def sleeping(hosts, launcher=None):
 
 
 @pytest.mark.parametrize("victim", ["main process", "gateway", "leader", "mpiexec"])
-def test_nothing_is_left_of_a_cluster_whose_process_was_killed(hosts, tmp_path, victim):
+def test_nothing_is_left_of_hosts_whose_process_was_killed(hosts, tmp_path, victim):
     with sleeping(hosts) as program:
         names = ["main process", "gateway", "leader", "mpiexec"]
         pids = dict(zip(names, map(int, program.stdout.readline().split()), strict=True))
@@ -275,7 +275,7 @@ def test_without_mpi(hosts, tmp_path):
     code = (
         "import importlib.util as u; old = u.find_spec\n"
         "u.find_spec = lambda name, *a: None if name == 'mpi4py' else old(name, *a)\n"
-        "from synkro.cluster.launch import Launch\nLaunch(['h1', 'h2'])"
+        "from synkro.hosts.launch import Launch\nLaunch(['h1', 'h2'])"
     )
     done = on(hosts, "h1", "-c", code)
     assert "hosts= needs MPI, and mpi4py is not here: pip install mpi4py mpich" in done.stderr

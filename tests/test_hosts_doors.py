@@ -14,7 +14,7 @@ from support.hosts import OPEN_MPI, processes_of
 from support.programs import ROOT
 from support.schedulers import pbs
 from support.waiting import wait_until
-from synkro.cluster.mpiexec import exported, heard, needed, told
+from synkro.hosts.mpiexec import exported, heard, needed, told
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,9}", fullmatch=True) | TEXT.filter(
@@ -112,8 +112,8 @@ def on(hosts, folder, name, code, *arguments, **variables):
 
 RECORDED = """
 import os, sys
-if "synkro.cluster.process" in sys.orig_argv:
-    from synkro.cluster import cleanup
+if "synkro.hosts.process" in sys.orig_argv:
+    from synkro.hosts import cleanup
 
     class Recorded:
         def __init__(self, comm):
@@ -129,7 +129,7 @@ if "synkro.cluster.process" in sys.orig_argv:
 
     def watched(*arguments, watch=cleanup.watch):
         held = watch(*arguments)
-        from synkro.cluster import wire
+        from synkro.hosts import wire
 
         def begin(self, *given, begin=wire.Wire.__init__):
             begin(self, *given)

@@ -1,9 +1,9 @@
-"""The parts of a large result, from hosts that come in any order: ``cluster.merging``."""
+"""The parts of a large result, from hosts that come in any order: ``hosts.merging``."""
 
 import numpy as np
 
 from support.examples import given, st
-from synkro.cluster.merging import HERE, Merging
+from synkro.hosts.merging import HERE, Merging
 from synkro.plan.call import Region
 from synkro.plan.extents import Partial
 

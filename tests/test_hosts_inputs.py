@@ -38,7 +38,7 @@ for line in sys.stdin:
         synk.close()
         synk.fork(hosts=["h1:1", "h2:1"], devices="cpu", launcher=launcher)
         x = synk.data(np.load(path, mmap_mode="r"), name="x")
-        leader = here.session._engine._pool._cluster.said[1].pid
+        leader = here.session._engine._pool._mpi.said[1].pid
     check(x)
     print(leader, flush=True)
 """

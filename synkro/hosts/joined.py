@@ -1,4 +1,4 @@
-"""The hosts of a program that mpiexec, or srun, has started as ``python -m synkro.cluster prog.py``."""
+"""The hosts of a program that mpiexec, or srun, has started as ``python -m synkro.hosts prog.py``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 
 from ..errors import InvalidValue, SessionError
 from ..machine import unlinked
-from .pool import PATIENCE, Cluster
+from .pool import PATIENCE, MpiHosts
 from .protocol import End
 
 GATEWAY = "SYNKRO_GATEWAY"
@@ -20,7 +20,7 @@ GATEWAY = "SYNKRO_GATEWAY"
 _PARTING = 10.0  # seconds in which all hosts have to end their workers
 
 
-class Joined(Cluster):
+class Joined(MpiHosts):
     """A session with a gateway that is there before, and stays."""
 
     secret = False
@@ -35,8 +35,8 @@ class Joined(Cluster):
         if not path:
             raise InvalidValue(
                 'hosts="mpi", but no mpiexec has started this program on several hosts. Start it by '
-                "mpiexec -n HOSTS -ppn 1 python -m synkro.cluster prog.py, or in a job of SLURM's by "
-                "srun --ntasks-per-node=1 python -m synkro.cluster prog.py."
+                "mpiexec -n HOSTS -ppn 1 python -m synkro.hosts prog.py, or in a job of SLURM's by "
+                "srun --ntasks-per-node=1 python -m synkro.hosts prog.py."
             )
         with contextlib.ExitStack() as undo, socket.socket(socket.AF_UNIX) as connected:
             try:

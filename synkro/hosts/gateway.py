@@ -43,7 +43,7 @@ from . import protocol
 from .compare import hello
 from .loads import Load
 from .merging import HERE, Merging
-from .mirrors import CurrentBytes
+from .mirror import CurrentBytes
 from .parcels import Piece, pack, size_of, unpack
 from .relay import WireRelay
 from .seals import LostError
