@@ -271,4 +271,4 @@ def _named(module: ModuleType, names: dict[str, Any]) -> None:
 
 
 def _single(module: str, name: str) -> Any:
-    return getattr(sys.modules[module], name)
+    return getattr(importlib.import_module(module), name)
