@@ -305,11 +305,32 @@ def test_another_debugger_is_called(run_python, tmp_path):
     assert "ValueError: my own" in done.stderr
 
 
+EXECUTOR = """
+import synkro as synk
+
+def task(x):
+    number = 40 + 2
+    breakpoint()
+    return x
+
+with synk.Executor(1) as executor:
+    print("it is", executor.submit(task, 3).result())
+"""
+
+
 @pytest.mark.programs
-def test_ctrl_c_at_a_terminal(tmp_path):
+def test_a_task_of_an_executor_stops_in_a_program(run_python):
+    done = run_python("-c", EXECUTOR, input="p number\nc\n")
+    assert "42\n" in done.stdout
+    assert done.stdout.endswith("it is 3\n")
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("text", [DEBUGGED.format(""), EXECUTOR], ids=["call", "executor"])
+def test_ctrl_c_at_a_terminal(tmp_path, text):
     """The terminal sends SIGINT to the program, which has read no line."""
     script = tmp_path / "script.py"
-    script.write_text(DEBUGGED.format(""))
+    script.write_text(text)
     above, below = pty.openpty()
     program = subprocess.Popen(
         [sys.executable, str(script)],

@@ -170,7 +170,7 @@ class Engine:
             self.channel: Final = pool.start(environments, board_bytes(self.size), self._note)
             self.everyone: Final = self.channel.everyone
             self._post = Post(self._pool, self.channel, self.directory, self.run)
-            self._prompt = Prompt(self._pool, self.channel)
+            self._prompt = Prompt(self._pool, self.channel, lambda: self.state is State.READY)
             self.workers: Final = Workers(self._pool, self.channel, self.directory)
             self.wake_early = self.channel.wake_early
             self.state = State.READY

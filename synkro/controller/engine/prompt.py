@@ -6,6 +6,7 @@ import select
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...ipc.channel import Controller
@@ -13,6 +14,8 @@ from ...ipc.output import Question
 from ...ipc.pool import WorkerPool
 from ...ipc.waiting import standing_still
 
+_INPUT = input  # this one, which a notebook replaces
+_LOOK = 0.1  # seconds between two looks whether a line is still wanted
 _turn = threading.RLock()  # of the threads that ask the user something
 _STAYS = 0.3  # seconds that the user waits for the same rank, before another one asks
 
@@ -26,6 +29,7 @@ class Prompt:
 
     _pool: WorkerPool
     _channel: Controller
+    _goes_on: Callable[[], bool]  # whether the session does
 
     def answered(self, ready: list[int]) -> list[int]:
         """Answer what is asked, by the thread that waits for a call; returns the others of the
@@ -38,8 +42,9 @@ class Prompt:
                 last, asked, _ = question
                 if self._channel.is_doing(last, asked.command):
                     with self._pool.silent():
-                        line = _answered(question)
-                    self._pool.answer(last, asked.number, line)
+                        line = _answered(question, self._goes_on)
+                    if self._goes_on():
+                        self._pool.answer(last, asked.number, line)
         return [fd for fd in ready if fd != self._pool.asking]
 
     def _next(self, rank: int | None) -> Question | None:
@@ -52,12 +57,25 @@ class Prompt:
         return self._pool.question(None)
 
 
-def _answered(question: Question) -> str:
-    """What the user has answered, with the end of the line; empty where there is nobody."""
+def _answered(question: Question, wanted: Callable[[], bool]) -> str:
+    """What the user has answered, with the end of the line; empty where there is nobody, and as soon as
+    it is not *wanted* any more."""
     with standing_still():
         try:
+            aside = threading.current_thread() is not threading.main_thread() and input is _INPUT
+            if aside and sys.stdin.isatty():  # Ctrl-C interrupts the main thread alone
+                return _line(question.prompt, wanted)
             return f"{input(question.prompt)}\n"
         except Exception as error:  # there is no input, or it has ended; a notebook may forbid it
             if not isinstance(error, EOFError):
                 print(f"Synkro: {question.prompt.strip()} gets no answer: {error}", file=sys.stderr)
             return ""
+
+
+def _line(prompt: str, wanted: Callable[[], bool]) -> str:
+    """The next line of the terminal; empty at its end, and when it is not *wanted* any more."""
+    print(prompt, end="", flush=True)
+    while wanted():
+        if select.select([sys.stdin.fileno()], [], [], _LOOK)[0]:
+            return sys.stdin.readline()
+    return ""
