@@ -172,13 +172,14 @@ def run_here(
     variables = dict(_variables_of(scene.fn))
     before = {called: np.array(variable.value) for called, variable in variables.items()}
     others = list(map(repr, changed))
+    failed: BaseException | None = None
     with in_place_of(scene, began, name):
         try:
             value = scene.fn(*scene.args, **scene.kwargs)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            _be_known(error)
+            failed = error
             _come_of(error, trace)
             others += [each for each in variables if _differ(before[each], variables[each].value)]
             _tell_changed(name, rank, others)
@@ -187,7 +188,9 @@ def run_here(
             _complete(error)
             if enter is not None:
                 enter(folded(error))
-            raise
+    if failed is not None:
+        _be_known(failed)
+        raise failed
     _tell_changed(name, rank, others)
     warn(
         f"the failure did not come again: {name!r} has returned {shown(value)} in this process. On rank "
