@@ -4,6 +4,7 @@ import builtins
 import os
 import pdb
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -100,7 +101,7 @@ def test_a_debugger_stops_at_the_line(user, stop, workers, capfd):
     assert user.asked == ["[rank 1] (Pdb) "] * 3
     said = capfd.readouterr().out
     assert f"[rank 1] > {__file__}" in said
-    assert "[rank 1] -> return here\n" in said
+    assert re.search(r"\[rank 1\] -> (return here|breakpoint|pdb.set_trace)", said)  # as from 3.14 on
     assert "[rank 1] 84\n" in said
 
 

@@ -57,12 +57,14 @@ class _ToMain(logging.Handler):
 
 def _in_the_users(frame: FrameType | None) -> FrameType | None:
     """The nearest frame that is of code of the user's, or of a library's."""
-    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THEIRS):
+    while frame is not None and (
+        frame.f_code.co_filename.startswith(HOME) or frame.f_globals.get("__name__") in _NOT_THEIRS
+    ):
         frame = frame.f_back
     return frame
 
 
-_NOT_THEIRS = (HOME, logging.__file__, warnings.__file__)
+_NOT_THEIRS = ("logging", "warnings", "_py_warnings")
 
 
 def _module_at(filename: str, line: int, frame: FrameType | None) -> str | None:
