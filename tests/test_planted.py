@@ -66,15 +66,17 @@ def in_the_way(path, make):
         path.rmdir() if path.is_dir() else path.unlink()
 
 
-def header(shape=(3,), dtype=b"<f8", slots=0, slot_bytes=0, offset=4096):
-    """That of memory with a name, as another program writes it."""
-    written = bytearray(4096)
-    written[:8] = b"SYNKSHM\0"
-    fields = 1, int(bool(slots)), offset, slots, slot_bytes, len(shape)
-    struct.pack_into("<IIQQQQ", written, 8, *fields)
-    struct.pack_into(f"<{len(shape)}Q", written, 48, *shape)
-    written[1024 : 1024 + len(dtype)] = dtype
-    return bytes(written)
+def header(shape="(3,)", descr="'<f8'", order=False):
+    """That of an ``.npy`` file, as another program writes it."""
+    text = f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}".encode()
+    return b"\x93NUMPY\1\0" + struct.pack("<H", 4086) + text[:4085].ljust(4085) + b"\n"
+
+
+def tail(nbytes=24, slots=0, slot_bytes=0, kind=None, version=2):
+    """The last bytes, as another program writes them."""
+    kind = int(bool(slots)) if kind is None else kind
+    written = b"SYNKSHM\0" + struct.pack("<II16sQQQ", version, kind, b"", nbytes, slots, slot_bytes)
+    return written.ljust(192, b"\0")
 
 
 # ── whose it is ──────────────────────────────────────────────────────────────────────────────────────
@@ -211,34 +213,51 @@ def test_a_semaphore_whose_count_is_full_loses_no_frame(session, name):
 
 # ── what it says ─────────────────────────────────────────────────────────────────────────────────────
 
+CANNOT = "cannot be read: |field '|there are"
 LIES = [
-    ((2**62, 0, 3), b"<f8", "field 'shape' is .*4611686018427387904, 0, 3"),
-    ((2**63, 0), b"<f8", "field 'shape' is"),
-    ((2**64 - 1,) * 63 + (0,), b"|u1", "field 'shape' is .{,80} one that an array can have"),
-    ((3,), b"float8_e5m2", "field 'dtype' is 'float8_e5m2'"),
-    ((3,), b"(2,3)f8", "field 'dtype' is"),
-    ((3,), b"S0", "field 'dtype' is"),
-    ((3,), b"-" * 1000 + b"1", "field 'dtype' is"),
-    ((3,), b"[" + b"-" * 1000 + b"1]", "field 'dtype' is"),
-    ((3,), b"[('a', '<f8', (%d,))]" % 2**70, "field 'dtype' is"),
-    ((3,), b"[('a', '|V2000000000')]", r"tells of \d+ bytes|'slot_bytes' is"),
-    ((3,), b"[7]", "field 'dtype' is"),
+    ("(4611686018427387904, 0, 3)", "'<f8'", "field 'shape' is .*4611686018427387904, 0, 3"),
+    ("(9223372036854775808, 0)", "'<f8'", "field 'shape' is"),
+    (repr((2**64 - 1,) * 63 + (0,)), "'|u1'", "field 'shape' is .{,80} one that an array can have"),
+    ("(3,)", "'float8_e5m2'", "field 'descr' is float8_e5m2|cannot be read"),
+    ("(3,)", "'(2,3)f8'", "field 'descr' is"),
+    ("(3,)", "'S0'", "field 'descr' is"),
+    ("(3,)", "'" + "-" * 1000 + "1'", CANNOT),
+    ("(3,)", "[" + "-" * 1000 + "1]", CANNOT),
+    ("(3,)", f"[('a', '<f8', ({2**70},))]", CANNOT),
+    ("(3,)", "[('a', '|V2000000000')]", "from byte 4096 to byte 6000004096, and there are"),
+    ("(3,)", "[7]", CANNOT),
+    ("(3.0,)", "'<f8'", CANNOT),
+    ("3", "'<f8'", CANNOT),
+    ("(3,)", "'O'", "field 'descr' is object"),
+    ("(3,), **{}", "'<f8'", CANNOT),
+    ("(3,)", "__import__('os').abort()", CANNOT),
 ]
 
 
-@pytest.mark.parametrize("slots", [0, 2])
-@pytest.mark.parametrize(("shape", "dtype", "says"), LIES)
-def test_headers_that_no_array_can_have(session, name, shape, dtype, says, slots):
-    opening = synk.ring if slots else session.attach
-    content = header(shape, dtype, slots, 64 * slots) + bytes(4096)
+@pytest.mark.parametrize("behind", [b"", tail()], ids=["of a program", "of ours"])
+@pytest.mark.parametrize(("shape", "descr", "says"), LIES)
+def test_headers_that_no_array_can_have(session, name, shape, descr, says, behind):
+    content = header(shape, descr) + bytes(4096) + behind
+    says = f"{says}|field 'nbytes'" if behind else says
     with planted(name, content), pytest.raises(synk.InvalidValue, match=says):
-        opening(name)
+        session.attach(name)
 
 
-@pytest.mark.parametrize("slot_bytes", [0, 1, 63, 65, 100])
-def test_slots_lie_apart(name, slot_bytes):
-    content = header((0,), b"<f8", 10**10, slot_bytes) + bytes(4096)
-    says = f"'slot_bytes' is {slot_bytes}, and has to be a multiple of 64"
+@pytest.mark.parametrize(
+    ("shape", "descr"),
+    [
+        ("(2,)", "[('frame', '<f8', (3,))]"),
+        ("(2,)", "[('frame', '<f8', (3,)), ('', '|V41')]"),
+        ("(2, 2)", "[('frame', '<f8', (3,)), ('', '|V40')]"),
+        ("(0,)", "[('frame', '<f8', (3,)), ('', '|V40')]"),
+        ("(2,)", "[('frames', '<f8', (3,)), ('', '|V40')]"),
+        ("(2,)", "[('a', 'i8'), ('frame', '<f8', (3,)), ('', '|V32')]"),
+        ("(2,)", "'<f8'"),
+    ],
+)
+def test_slots_are_records_apart(name, shape, descr):
+    content = header(shape, descr) + bytes(4096) + tail(24, 2, 64)
+    says = "has to be that of slots of a multiple of 64 bytes, with a field 'frame'"
     with planted(name, content), pytest.raises(synk.InvalidValue, match=says):
         synk.ring(name)
 
@@ -247,44 +266,58 @@ def test_a_ring_of_more_slots_than_memory(session, name):
     slots = 1 << 32
     with session.ring(name, slots=1, shape=(1,), timeout=30) as ring:
         path = path_of(name)
-        os.truncate(path, 4096 + 64 * slots)  # which takes no memory
+        nbytes = 4096 + 64 * slots
         with path.open("r+b") as file:
-            file.seek(24)
-            file.write(struct.pack("<Q", slots))
+            file.write(header(f"({slots},)", "[('frame', '<f8', (1,)), ('', '|V56')]"))
+            os.truncate(path, nbytes + 192)  # which takes no memory
+            file.seek(nbytes)
+            file.write(tail(8, slots, 64))
         with synk.ring(name) as writer:
             assert writer.slots == slots
             writer.write([3])
-        assert next(ring)[0] == 3
+            assert writer._segment.base[4096:4104].view("f8")[0] == 3
+        del ring
 
 
 EDGES = [(2**power + more) % 2**64 for power in (12, 31, 32, 62, 63, 64) for more in (-1, 0, 64)]
-numbers = st.one_of(st.integers(0, 70), st.sampled_from(EDGES))
+numbers = st.one_of(st.integers(-1, 70), st.sampled_from(EDGES))
 PAIRS = "[('a', '<f8'), ('b', '|S3')]"
-DTYPES = ["<f8", "|u1", "S3", PAIRS, "bfloat16", "V8", "M8[ns]", "O", "T", "i4,i4"]
+FRAMES = "[('frame', '<f8', (3,)), ('', '|V40')]"
+DESCRS = [repr(code) for code in ("<f8", "|u1", "S3", "bfloat16", "V8", "M8[ns]", "O", "T", "i4,i4")]
 headers = st.builds(
     header,
-    shape=st.lists(numbers, max_size=64),
-    dtype=st.one_of(st.sampled_from(DTYPES).map(str.encode), st.binary(max_size=1024)),
-    slots=st.one_of(st.just(0), numbers),
-    slot_bytes=st.one_of(st.just(64), numbers),
-    offset=st.one_of(st.just(4096), numbers),
+    shape=st.lists(numbers, max_size=64).map(lambda each: repr(tuple(each))),
+    descr=st.one_of(st.sampled_from([*DESCRS, PAIRS, FRAMES]), st.text(max_size=1024).map(ascii)),
+    order=st.booleans(),
 )
-changes = st.lists(st.tuples(st.integers(0, 4095), st.binary(min_size=1, max_size=16)), max_size=4)
+tails = st.one_of(
+    st.just(b""),
+    st.builds(
+        tail,
+        nbytes=numbers.map(abs),
+        slots=st.one_of(st.just(0), numbers.map(abs)),
+        slot_bytes=st.one_of(st.just(64), numbers.map(abs)),
+        kind=st.integers(0, 2),
+        version=st.sampled_from([2, 2, 2, 1, 3]),
+    ),
+)
+changes = st.lists(st.tuples(st.integers(0, 200), st.binary(min_size=1, max_size=16)), max_size=4)
 counter = itertools.count()
 
 
 @examples(1000)
-@given(written=headers, changes=changes, size=st.integers(0, 9000), cut=st.integers(0, 40))
-def test_any_bytes_are_an_array_or_an_error_of_ours(session, written, changes, size, cut):
-    written = bytearray(written)
+@given(written=headers, behind=tails, changes=changes, size=st.integers(0, 9000), cut=st.integers(0, 40))
+def test_any_bytes_are_an_array_or_an_error_of_ours(session, written, behind, changes, size, cut):
+    written, behind = bytearray(written), bytearray(behind)
     for at, new in changes:
-        written[at : at + len(new)] = new
-    content = bytes(written[: None if cut else size]) + bytes(size)
+        changed = written if at % 2 or not behind else behind
+        changed[at // 2 : at // 2 + len(new)] = new
+    content = bytes(written[: None if cut else size]) + bytes(size) + bytes(behind)
     name = f"/synkro-test-{os.getpid()}-{next(counter)}"
     with planted(name, content or b"\0"):
         with contextlib.suppress(synk.InvalidValue):
             data = session.attach(name)
-            assert data[...].nbytes <= size
+            assert data[...].nbytes <= len(content)
             assert len(repr(data)) < 1000
         with pytest.raises(synk.InvalidValue):
             synk.ring(name)  # which has no semaphores, even where all else is right

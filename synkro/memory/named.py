@@ -390,7 +390,8 @@ def _read_npy(data: bytes, name: str) -> tuple[np.dtype[Any], tuple[int, ...], i
             f"the header of the shared memory {name} begins as that of an .npy file, and cannot be "
             f"read: {reason(error)}. Let the program that writes it write that, or make it anew."
         ) from None
-    _check_field(name, "descr", _shown(dtype), is_fixed(dtype), "a dtype whose elements have one size")
+    right = is_fixed(dtype) and not is_of_extension(dtype)
+    _check_field(name, "descr", _shown(dtype), right, "a dtype of NumPy's whose elements have one size")
     in_order = not by_columns or len(shape) < 2
     _check_field(name, "fortran_order", by_columns, in_order, "False")
     return dtype, shape, file.tell()

@@ -12,7 +12,7 @@ from synkro.comms.ops import OPERATIONS
 from synkro.comms.shm import ShmCommunicator
 from synkro.memory.arena import arena_file
 
-from .mirror import Mirrors
+from .mirrors import Mirrors
 from .together import together
 
 
