@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import pdb
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -73,6 +72,8 @@ def _entered(
         try:
             rank.run(fn, args, kwargs)
         except Exception as error:
+            import pdb  # noqa: PLC0415  it takes a while
+
             trace = folded(error).__traceback__
             print(f"{type(error).__name__}: {error}")
             pdb.post_mortem(trace)

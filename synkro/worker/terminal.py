@@ -62,9 +62,10 @@ def end_lines() -> None:
 def end_debugging() -> None:
     """End what debuggers trace, and their handling of SIGINT: what comes after the function is none of
     the user's."""
-    bdb = sys.modules.get("bdb")
+    bdb = sys.modules.get("bdb") if asking else None
     if bdb is None:
         return
+    asking.clear()
     debugger = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
     if isinstance(debugger, bdb.Bdb) and (before := getattr(debugger, _HANDLER, None)) is not None:
         signal.signal(signal.SIGINT, before)
@@ -72,6 +73,9 @@ def end_debugging() -> None:
     if isinstance(getattr(sys.gettrace(), "__self__", None), bdb.Bdb):
         sys.settrace(None)
 
+
+asking: list[int] = []
+"""The questions that were asked since: a debugger asks at least one before it goes on."""
 
 _HANDLER = "_previous_sigint_handler"  # where pdb keeps the one in whose place it has put its own
 
@@ -97,6 +101,7 @@ class Questions:
         """
         self._check()
         self._count += 1
+        asking.append(self._count)
         number = -self._count  # which no other descriptor has
         try:
             if self._listener.unwanted():

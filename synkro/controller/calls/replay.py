@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import pdb
 import pickle
 import sys
 import traceback
@@ -288,6 +287,8 @@ def debug(error: BaseException | None = None) -> None:
     entered: list[BaseException] = []
 
     def enter(caught: BaseException) -> None:
+        import pdb  # noqa: PLC0415  it takes a while
+
         entered.append(caught)
         sys.last_type, sys.last_value, sys.last_traceback = type(caught), caught, caught.__traceback__
         if sys.version_info >= (3, 12):
