@@ -194,9 +194,10 @@ class OutputPump:
     def _hold(self, stream: _Stream, text: Sequence[str]) -> bool:
         """Whether lines are held back now: they come later."""
         with self._lock:
-            if self._held is not None:
-                self._held.append((stream, text))
-        return self._held is not None
+            if self._held is None:
+                return False
+            self._held.append((stream, text))
+            return True
 
     def be_anonymous(self) -> None:
         """Do not write from now on of which rank a line is."""
