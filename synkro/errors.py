@@ -531,7 +531,9 @@ def folded(error: BaseException) -> BaseException:
         entry = entry.tb_next
     shown = None
     for entry in reversed(entries):
-        shown = types.TracebackType(shown, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+        line: int | None = entry.tb_lineno  # None if it was interrupted before its first line
+        line = entry.tb_frame.f_code.co_firstlineno if line is None else line
+        shown = types.TracebackType(shown, entry.tb_frame, entry.tb_lasti, line)
     return error.with_traceback(shown)
 
 

@@ -182,6 +182,24 @@ def test_frames_of_ours_are_left_out(two, monkeypatch, way):
     assert counts[0] == 1 < counts[1]
 
 
+def _of_no_line(_):
+    raise LookupError("of no line")
+
+
+# as where an interrupt comes before the first line of a function
+_NO_LINES = b"\xff" * 20 if sys.version_info >= (3, 11) else b"\xfe\x80"  # no line for 160 instructions
+_of_no_line.__code__ = _of_no_line.__code__.replace(co_linetable=_NO_LINES)
+
+
+def test_frames_without_a_line(two):
+    with pytest.raises(LookupError, match="of no line"):
+        synk.map(abs, map(_of_no_line, [1]))
+    with pytest.raises(synk.WorkerError, match="of no line"):
+        synk.function(_of_no_line)(np.zeros(4))
+    with pytest.raises(synk.WorkerError, match="of no line"):
+        synk.map(_of_no_line, [1])
+
+
 def test_all_frames_of_the_worker(two, monkeypatch):
     monkeypatch.setenv("SYNKRO_TRACEBACK", "full")
     with pytest.raises(synk.WorkerError) as info:
