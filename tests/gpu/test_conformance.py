@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import synkro.here
-import test_comms
+from comms import test_conformance as cpu
 from support.gpus import MOST, pools, serving
 from support.together import good
 from synkro.comms.ops import OPERATIONS
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
-cloudpickle.register_pickle_by_value(test_comms)
+cloudpickle.register_pickle_by_value(cpu)
 
 
 class OnDevice:
@@ -132,7 +132,7 @@ def pair(request):
         yield GpuWorld(session)
 
 
-class TestConformance(test_comms.TestConformance):
+class TestConformance(cpu.TestConformance):
     """The class of all communicators; below, what must be asked otherwise of processes."""
 
     def test_floats_are_added_in_the_order_of_the_ranks(self, world):
@@ -146,14 +146,14 @@ class TestConformance(test_comms.TestConformance):
             comm.all_reduce_in_place([mine], OPERATIONS["sum"])
             return new, mine
 
-        want = test_comms.serial("sum", inputs, [1] * world.size)
+        want = cpu.serial("sum", inputs, [1] * world.size)
         results = good(world.run(body))
         for new, mine in results:
             np.testing.assert_allclose(new, want, rtol=0, atol=1e-14 * world.size)
-            test_comms.check(new, results[0][0])
-            test_comms.check(mine, results[0][0])
+            cpu.check(new, results[0][0])
+            cpu.check(mine, results[0][0])
         for (new, _), (again, _) in zip(results, good(world.run(body)), strict=True):
-            test_comms.check(new, again)
+            cpu.check(new, again)
 
     def test_nobody_passes_a_barrier_before_all_are_there(self, world, tmp_path):
         path = str(tmp_path / "arrived")
@@ -182,12 +182,12 @@ class TestConformance(test_comms.TestConformance):
                 assert got.tolist() == list(range(count))
 
 
-class TestWhatDoesNotFit(test_comms.TestWhatDoesNotFit):
+class TestWhatDoesNotFit(cpu.TestWhatDoesNotFit):
     """Every rank is told, nobody hangs, and the next call works."""
 
 
 def numbers(rank, dtype, shape=(5,)):
-    return test_comms.values(rank, shape, dtype)
+    return cpu.values(rank, shape, dtype)
 
 
 class TestOnTheDevice:
@@ -215,14 +215,14 @@ class TestOnTheDevice:
             return [each.get() for each in (first, rows, share, root, mine)]
 
         cut = [view(array) for array in inputs]
-        want = test_comms.serial(op, cut, [1] * world.size)
+        want = cpu.serial(op, cut, [1] * world.size)
         results = good(world.run(body))
         for (first, rows, _, root, mine), given in zip(results, cut, strict=True):
-            test_comms.check(first, want)
-            test_comms.check(rows, np.concatenate(cut))
-            test_comms.check(root, cut[0])
-            test_comms.check(mine, given)  # what went in is as it was
-        test_comms.check(np.concatenate([result[2] for result in results]), want)
+            cpu.check(first, want)
+            cpu.check(rows, np.concatenate(cut))
+            cpu.check(root, cut[0])
+            cpu.check(mine, given)  # what went in is as it was
+        cpu.check(np.concatenate([result[2] for result in results]), want)
 
     def test_arrays_of_the_host_are_taken_too(self, world):
         def body(comm):
@@ -268,7 +268,7 @@ class TestOnTheDevice:
         wide = [array.astype("f4") for array in inputs]
         want = {"sum": np.sum, "mean": np.mean, "prod": np.prod}[op](wide, axis=0).astype("f2")
         for result in good(world.run(body)):
-            test_comms.check(result, want)
+            cpu.check(result, want)
 
     @pytest.mark.parametrize("op", ["max", "min"])
     @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8"])
@@ -280,10 +280,10 @@ class TestOnTheDevice:
         def body(comm):
             return comm.all_reduce([inputs[comm.place]], OPERATIONS[op], 1)[0]
 
-        want = test_comms.serial(op, inputs, [1] * world.size)
+        want = cpu.serial(op, inputs, [1] * world.size)
         assert np.isnan(want).any()
         for result in good(world.run(body)):
-            test_comms.check(result, want)
+            cpu.check(result, want)
 
     def test_a_rank_of_weight_zero_counts_for_nothing_even_if_it_is_nan(self, several):
         def body(comm):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import synkro as synk
-import test_exact as cpu
+from calls import test_exact as cpu
 from support.examples import examples, given, st
 from support.gpus import MOST, serving
 from support.sessions import INLINE

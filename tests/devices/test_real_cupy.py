@@ -17,7 +17,7 @@ import pytest
 
 from stand_in import loading
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.real_cupy
 

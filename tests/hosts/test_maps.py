@@ -1,6 +1,6 @@
 """Maps whose workers are on several hosts: what is special about it.
 
-The tests of maps themselves run over hosts by ``pytest --over localhost,localhost tests/test_map.py``.
+The tests of maps themselves run over hosts by ``pytest --over h1,h2 tests/tasks/test_map.py``.
 """
 
 import collections

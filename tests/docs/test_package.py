@@ -74,7 +74,9 @@ def test_the_source_distribution_has_all_that_is_tracked(sources):
 
 def test_quick_tests_run_from_the_source_distribution(sources):
     options = ["-m", "quick", "-p", "no:cacheprovider"]
-    out = run("pytest", *options, "tests/test_plan.py", "tests/test_function.py", cwd=sources)
+    out = run(
+        "pytest", *options, "tests/calls/test_plan.py", "tests/calls/test_function.py", cwd=sources
+    )
     assert re.search(r"[1-9]\d+ passed", out)
 
 

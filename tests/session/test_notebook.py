@@ -90,7 +90,7 @@ def executed(tmp_path_factory):
         "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
         "JUPYTER_CONFIG_DIR": str(folder / "config"),
         "IPYTHONDIR": str(folder / "ipython"),
-        "PYTHONPATH": str(Path(__file__).resolve().parent.parent),
+        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
     }
     done = subprocess.run(
         [sys.executable, "-c", RUN],

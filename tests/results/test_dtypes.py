@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import synkro as synk
+from calls.test_exact import row_counts, selections
 from support.examples import examples, given, st
 from support.sessions import INLINE, current, start
 from synkro.errors import InvalidType, InvalidValue, OutputError, WorkerError
-from test_exact import row_counts, selections
 
 NESTED = [("id", ">i4"), ("at", "M8[ms]"), ("px", [("bid", "f8"), ("sizes", "u2", (2, 3))]), ("s", "U3")]
 PADDED = {"names": ["a", "b"], "formats": ["u1", "f8"], "offsets": [3, 8], "itemsize": 24}

@@ -10,28 +10,38 @@ from support.programs import ROOT
 
 pytestmark = [pytest.mark.hosts, pytest.mark.counted_once, pytest.mark.timeout(400)]
 
+
+def name(file):
+    """The name of a *file*, which is given as its folder, and what it is about."""
+    return f"test_{file.partition('/')[2]}.py"
+
+
 ENDS = {  # of files that start a session for each test: which of their tests
-    "failures": "not (a_death_is_told or of_the_type) or SIGKILL or while_computing",
-    "target_failures": "not fork and not map",
-    "stranded": "not test_a_death_while or (SIGKILL and (all_reduce or recv))",
-    "interrupts": "ctrl_c and not cuts_off or training_step or comes_late",
-    "map_failures": "dies_while or dies_between or timeout or ctrl_c_ends or moment[0",
+    "session/dead_workers": "not (a_death_is_told or of_the_type) or SIGKILL or while_computing",
+    "calls/target_failures": "not fork and not map",
+    "comms/stranded": "not test_a_death_while or (SIGKILL and (all_reduce or recv))",
+    "calls/interrupts": "ctrl_c and not cuts_off or training_step or comes_late",
+    "tasks/failures": "dies_while or dies_between or timeout or ctrl_c_ends or moment[0",
 }
 RUNS = {  # the hosts, the files, and which of their tests
     "calls": (
         "h1,h2",
-        "function data batches variables kept_outputs saving out map "
-        "map_batches together targets placed",
+        "calls/function data/data calls/batches variables/shared results/kept variables/saving "
+        "results/out tasks/map tasks/batches tasks/together calls/targets variables/placed",
         "not [1",
     ),
-    "collectives": ("h1,h2", "collectives collective_errors split", "not [1"),
-    "three workers": ("h1,h2", "exact dtypes", "[3"),  # of which one is alone on its host
+    "collectives": ("h1,h2", "comms/collectives comms/errors comms/split", "not [1"),
+    "three workers": ("h1,h2", "calls/exact results/dtypes", "[3"),  # of which one is alone on its host
     "ends": (
         "h1,h2",
         " ".join(ENDS),
-        " or ".join(f"test_{file}.py and ({ENDS[file]})" for file in ENDS),
+        " or ".join(f"{name(file)} and ({ENDS[file]})" for file in ENDS),
     ),
-    "three hosts": ("h3,h1,h2", "function collectives variable_collectives outputs", "not [1"),
+    "three hosts": (
+        "h3,h1,h2",
+        "calls/function comms/collectives variables/collectives results/outputs",
+        "not [1",
+    ),
 }
 
 
@@ -39,7 +49,7 @@ RUNS = {  # the hosts, the files, and which of their tests
 def test_the_tests_pass_over(hosts, run):
     """The main program runs on h1."""
     over, files, which = RUNS[run]
-    paths = [ROOT / "tests" / f"test_{file}.py" for file in files.split()]
+    paths = [ROOT / "tests" / file.partition("/")[0] / name(file) for file in files.split()]
     options = ["--over", over, "--launcher", hosts.launcher, "-k", which]
     options += ["-m", "not programs and not thorough and not libraries", "-p", "no:cacheprovider"]
     done = subprocess.run(

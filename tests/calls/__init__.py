@@ -1,0 +1,1 @@
+"""Calls of functions: arguments in, rows scattered, results out."""

@@ -1,0 +1,1 @@
+"""Inputs: arrays in shared memory, in files, and tables."""

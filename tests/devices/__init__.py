@@ -1,0 +1,1 @@
+"""What GPU workers need, without a GPU; and the stand-in for CuPy and NCCL."""

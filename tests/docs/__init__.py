@@ -1,0 +1,1 @@
+"""Documents, demos, types, the command, and the house itself."""

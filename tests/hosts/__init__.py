@@ -1,0 +1,1 @@
+"""Workers on several hosts."""

@@ -1,0 +1,1 @@
+"""Commands and replies, from the main process to the ranks."""

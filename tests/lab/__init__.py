@@ -1,0 +1,1 @@
+"""The benchmarks, and the program that verifies GPUs."""

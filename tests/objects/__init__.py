@@ -1,0 +1,1 @@
+"""Objects that functions bring along, and how they travel."""

@@ -1,0 +1,1 @@
+"""Outputs of all ranks, and the one result that they become."""

@@ -1,0 +1,1 @@
+"""Maps and executors: whichever worker is free takes the next task."""

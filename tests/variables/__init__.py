@@ -1,0 +1,1 @@
+"""Shared variables, their updates, and generators."""
