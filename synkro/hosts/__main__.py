@@ -51,11 +51,11 @@ def main(arguments: list[str]) -> int:
         return 2
     folder = tempfile.mkdtemp(prefix="synkro-", dir=temporary())  # of mode 0700
     signal.alarm(_BEGINNING)
-    held = watch(folder, ours=False)
+    keeper = watch(folder, ours=False)
     for number in (signal.SIGINT, signal.SIGTERM):  # a handler, which unlike SIG_IGN no child inherits
         signal.signal(number, lambda *_: None)
     status = [0]
-    work(None, copies(os.environ), held, lambda gate: status.append(_run(gate, arguments, folder)), {})
+    work(None, copies(os.environ), keeper, lambda gate: status.append(_run(gate, arguments, folder)), {})
     return status[-1]
 
 

@@ -32,7 +32,7 @@ from typing import Any
 
 from ..errors import A_LINE, InvalidType, InvalidValue, SessionError, shown
 from ..machine import python, readable_bytes, search_path, unlinked
-from ..memory.keeper import SHM_FOLDER
+from ..memory.keeper import SHM_FOLDER, Keeper
 from . import mpiexec
 from .cleanup import HAS_ENDED, temporary
 from .joined import Joined
@@ -47,7 +47,6 @@ _LOOK = 0.2  # seconds between looks at what processes that begin have printed
 _LACKS = re.compile(rb"(ModuleNotFound|Import)Error")
 _FIRST = 2 / 3  # of the time that is left until then for MPI to begin
 _kept: list[Path] = []  # logs of sessions that have failed, until one ends well
-_REMOVE_AT_END = "trap '' TERM; read -r _; rm -rf \"$1\""  # at the end of standard input
 _THERE = "Synkro is there"
 _ASKED = (
     "import os, sys, mpi4py, synkro.worker.loop; "
@@ -103,7 +102,7 @@ class Launch(MpiHosts):
         with contextlib.ExitStack() as undo:
             lifeline, self._held = os.pipe()
             try:
-                folder = self._kept_folder(lifeline, undo)
+                folder = self._kept_folder(undo)
                 self._log = undo.enter_context(open(Path(folder, "log"), "w+b"))
                 self._copy: Path | None = None  # of the log, which stays
                 undo.callback(self._settle_log)
@@ -119,18 +118,13 @@ class Launch(MpiHosts):
     def way(self) -> str:
         return f"{super().way} over {self._launcher.name}"
 
-    def _kept_folder(self, lifeline: int, undo: contextlib.ExitStack) -> str:
-        """A new folder, which goes when this process closes its end of the *lifeline*, or ends."""
+    def _kept_folder(self, undo: contextlib.ExitStack) -> str:
+        """A new folder, which goes at the end of the session, or of this process."""
         folder = os.path.join(temporary(), f"synkro-{os.urandom(8).hex()}")
-        keeper = subprocess.Popen(
-            ["sh", "-c", _REMOVE_AT_END, "sh", folder],
-            stdin=lifeline,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        undo.callback(keeper.wait)
         undo.callback(os.close, self._held)
+        self._keeper = Keeper()
+        undo.callback(self._keeper.close)
+        self._keeper.tell("folder", folder)
         os.mkdir(folder, 0o700)
         return folder
 
@@ -156,6 +150,7 @@ class Launch(MpiHosts):
             start_new_session=True,  # Ctrl-C is the main process's
         )
         undo.callback(self._end)
+        self._keeper.tell("group", process.pid)
         return process
 
     def _end(self) -> None:
@@ -167,6 +162,12 @@ class Launch(MpiHosts):
             os.killpg(self._process.pid, number)
         self.kill()
         self._process.wait()
+        with contextlib.suppress(OSError):  # the keeper was killed
+            self._keeper.tell("group", 0)
+
+    def release(self) -> None:
+        super().release()
+        self._keeper.disown()
 
     # ── the gateway ──────────────────────────────────────────────────────────────────────────────
 

@@ -24,12 +24,13 @@ from ..devices.gpus import showing, visible
 from ..errors import NotAvailable, SessionError, SharedMemoryError
 from ..ipc.channel import Lane
 from ..ipc.waiting import Nap
+from ..memory.keeper import Keeper
 from ..memory.segment import check_descriptors, descriptors_for, undoing
 from ..messages import Command, Housekeeping, Reduce, Reply, Start, Work
 from ..plan.extents import Extent, Partial, View
 from ..values.cache import Unpickled
 from . import protocol
-from .cleanup import UNHEARD, tell
+from .cleanup import UNHEARD
 from .compare import hello
 from .loads import Load
 from .mirror import Mirrors
@@ -362,11 +363,10 @@ class LeaderSession:
 class Leader:
     """Answers the gateway."""
 
-    def __init__(self, wire: Wire, held: int, environment: dict[str, str]) -> None:
-        """*held* is what ``cleanup.watch`` has returned, *environment* the main process's, if that has
-        come here."""
+    def __init__(self, wire: Wire, keeper: Keeper, environment: dict[str, str]) -> None:
+        """*keeper* is this process's, *environment* the main process's, if that has come here."""
         self._wire = wire
-        self._held = held
+        self._keeper = keeper
         self._take_over(environment)
 
     def _take_over(self, environment: dict[str, str]) -> None:
@@ -414,7 +414,7 @@ class Leader:
             self._wire.send_last(error)
         except SilenceError:  # the gateway is not heard, and MPI would wait for it
             print(UNHEARD, file=sys.stderr, flush=True)
-            tell(self._held, 0)  # mpiexec's process on this host may hear nothing either
+            self._keeper.beat(0)  # mpiexec's process on this host may hear nothing either
             os._exit(1)  # which ends the workers
         except ForgedError:
             pass  # another one

@@ -65,7 +65,7 @@ exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-  # mpiexec's port is among them, and has
 ) > /dev/null 2>&1 &
 {reach}
 """
-_HELD = 'exec 3<&0; (read -r _ <&3; kill -9 0) > /dev/null 2>&1 & exec "$@" < /dev/null'
+_HELD = 'exec 3<&0; exec "$@" < /dev/null'
 _COMMAND = (
     "n=0; while IFS= read -r line; do "
     rf"export {LINE}\$n=\$line; n=\$((n+1)); done; unset n line; $*"
@@ -126,8 +126,7 @@ def handed_over() -> list[str]:
 
 
 def held(command: Sequence[str]) -> list[str]:
-    """*command*, in a session of its own, which is killed at the end of what is its standard input; that
-    is descriptor 3 then."""
+    """*command*, with what is its standard input as descriptor 3."""
     return ["sh", "-c", _HELD, "sh", *command]
 
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import SessionError, SharedMemoryError
 from ..ipc.process import hold_on_to
-from .cleanup import NO_MEMORY, sweep, tell, watch
+from ..memory.keeper import Keeper
+from .cleanup import NO_MEMORY, sweep, watch
 from .mpiexec import handed_over, heard
 from .pool import ENDS
 from .seals import ForgedError, SilenceError
@@ -38,26 +39,26 @@ def main(folder: str, count: str, key_is: str) -> None:
     *key_is* says where the key of the session is: "secret", with each of the processes, as is the
     environment; or "agreed" on by MPI, as the launcher hands nothing over.
     """
-    held = watch(folder)
+    keeper = watch(folder)
     signal.alarm(_BEGINNING)
     key: bytes | None = None
     environment: dict[str, str] = {}
     if key_is == "secret":
         lines = handed_over() or Path(folder, "told").read_text(encoding="ascii").split()
         key, environment = heard(lines)
-    work(key, int(count), held, lambda gateway: _serve(gateway, folder), environment)
+    work(key, int(count), keeper, lambda gateway: _serve(gateway, folder), environment)
 
 
 def work(
     key: bytes | None,
     count: int,
-    held: int,
+    keeper: Keeper,
     as_gateway: Callable[[Gateway], None],
     environment: dict[str, str],
 ) -> None:
     """Begin MPI, be one of *count* processes, and end MPI.  An error ends all of them.
 
-    *held* is what ``watch`` has returned, *environment* the main process's, if that has come here.  An
+    *keeper* is this process's, *environment* the main process's, if that has come here.  An
     alarm that is set, by which this process ends, counts until all have begun: MPI waits for hosts that
     are not there any more.
     """
@@ -66,7 +67,7 @@ def work(
     try:
         if wire.count() != count:
             raise SessionError(strangers(count, wire.count(), wire.library()))
-        ends = wire.Wire(key, lambda seconds: tell(held, seconds))
+        ends = wire.Wire(key, keeper.beat)
         signal.alarm(0)
         sweep()
         if ends.number == wire.GATEWAY:
@@ -78,7 +79,7 @@ def work(
         else:
             from .leader import Leader  # noqa: PLC0415
 
-            Leader(ends, held, environment).serve()
+            Leader(ends, keeper, environment).serve()
         signal.alarm(_ENDING)
         wire.end()
     except BaseException as error:

@@ -8,7 +8,7 @@
     mapping     how memory is mapped, and its huge pages
     files       which file a memory-mapped array maps
     named       shared memory with a name, which other programs open
-    keeper      removes the names of a program that was killed
+    keeper      a process that cleans up when another one has ended
     ring        slots in such memory, through which a program hands frames over
     departures  what is done when an object is gone
     interrupts  Ctrl-C, deferred while steps belong together

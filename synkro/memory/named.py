@@ -23,10 +23,8 @@ import fcntl
 import importlib
 import io
 import os
-import socket
 import stat
 import struct
-import subprocess
 import threading
 from math import prod
 from typing import Any, NamedTuple
@@ -34,12 +32,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import InvalidType, InvalidValue, NotAvailable, counted, reason
-from ..machine import python
 from ..plan.call import Access, Region, aligned
 from ..values.arrays import Array, code_of, is_fixed, is_of_extension
-from . import keeper
 from .interrupts import uninterrupted
-from .keeper import COMPANIONS, MAGIC, SHM_FOLDER, TAIL_BYTES, remove, tail_of
+from .keeper import COMPANIONS, MAGIC, SHM_FOLDER, TAIL_BYTES, Keeper, companions, remove, tail_of
 from .segment import Segment, descriptors_for, explained, require_memory, reserved, undoing
 
 ROWS = 4096
@@ -320,7 +316,7 @@ def check_companions(name: str, any_owner: bool) -> None:
 
     No other user can put another in the place of one that is checked: the folder is sticky.
     """
-    for path in keeper.companions(name):
+    for path in companions(name):
         try:
             fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -535,41 +531,6 @@ def _remove_if_left(name: str) -> bool:
         os.close(fd)
 
 
-class _Keeper:
-    """The process that removes this one's names if this one is killed."""
-
-    def __init__(self) -> None:
-        """Start the keeper.  Raises: OSError."""
-        self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with undoing(self._socket.close), other:
-            self._process = subprocess.Popen(
-                [python(), "-I", "-S", str(keeper.__file__)],
-                stdin=other.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                start_new_session=True,
-            )
-
-    def remember(self, name: str, fd: int) -> None:
-        """Raises: OSError if it was killed."""
-        socket.send_fds(self._socket, [os.fsencode(name)], [fd])
-
-    def forget(self, name: str) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.send(os.fsencode(name))
-
-    def close(self) -> None:
-        """Let the keeper remove what it remembers, and end."""
-        self._socket.close()
-        self._process.wait()
-
-    def disown(self) -> None:
-        """In a fork of this process: the keeper is the parent's."""
-        self._socket.close()
-        self._process.poll()  # which says that it is no child
-
-
 class _Made(NamedTuple):
     """A named segment of this process's, and the descriptor that holds its lock."""
 
@@ -583,7 +544,7 @@ class _Names:
     def __init__(self) -> None:
         self._mutex = threading.RLock()
         self._made: dict[str, _Made] = {}
-        self._keeper: _Keeper | None = None
+        self._keeper: Keeper | None = None
 
     def publish(self, name: str, segment: Segment) -> None:
         """Lock *segment*, and give it a name.  Raises: InvalidValue if that is in use."""
@@ -632,15 +593,15 @@ class _Names:
     def _remember(self, name: str, lock: int) -> None:
         """Tell the keeper; one that was killed is replaced."""
         try:
-            self._keeper = self._keeper or _Keeper()
-            self._keeper.remember(name, lock)
+            self._keeper = self._keeper or Keeper()
+            self._keeper.tell("name", name, fds=(lock,))
         except OSError:
             if self._keeper is not None:
                 self._keeper.close()
-            self._keeper = _Keeper()
+            self._keeper = Keeper()
             for known, made in self._made.items():
-                self._keeper.remember(known, made.lock)
-            self._keeper.remember(name, lock)
+                self._keeper.tell("name", known, fds=(made.lock,))
+            self._keeper.tell("name", name, fds=(lock,))
 
     def _forget(self, name: str, removed: bool = True) -> None:
         """Tell the keeper, which takes care of a name that this user may not remove."""

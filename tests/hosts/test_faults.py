@@ -466,7 +466,7 @@ def test_a_process_that_is_stopped_does_not_stay_where_its_network_breaks(hosts,
 
 STOPPED = """
 import subprocess, sys
-code = "import math, os, signal, time; from synkro.hosts.cleanup import tell, watch; held = watch()"
+code = "import math, os, signal, time; from synkro.hosts.cleanup import watch; keeper = watch()"
 code += "; print(flush=True); " + sys.argv[1]
 process = subprocess.Popen(
     [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -480,10 +480,10 @@ if sys.argv[2] != "starter":
 @pytest.mark.parametrize(
     ("code", "victim"),
     [
-        ("tell(held, 0.2); os.kill(os.getpid(), signal.SIGSTOP)", "process"),
-        ("tell(held, 0.2); tell(held, math.inf); time.sleep(2); os._exit(7)", "nobody"),
+        ("keeper.beat(0.2); os.kill(os.getpid(), signal.SIGSTOP)", "process"),
+        ("keeper.beat(0.2); keeper.beat(math.inf); time.sleep(2); os._exit(7)", "nobody"),
         ("os.kill(os.getpid(), signal.SIGSTOP)", "starter"),
-        ("[(tell(held, 60), time.sleep(0.1)) for _ in range(600)]", "starter"),
+        ("[(keeper.beat(60), time.sleep(0.1)) for _ in range(600)]", "starter"),
     ],
     ids=["silent", "need not say so", "stopped", "without a starter"],
 )
