@@ -41,10 +41,9 @@ from ..values.arrays import Array
 from ..values.cache import Unpickled
 from . import protocol
 from .compare import hello
-from .loads import Load
 from .merging import HERE, Merging
 from .mirror import CurrentBytes
-from .parcels import Piece, pack, size_of, unpack
+from .parcels import Load, Piece, pack, size_of, unpack
 from .relay import WireRelay
 from .seals import LostError
 from .tasks import RemoteTasks

@@ -32,9 +32,8 @@ from ..values.cache import Unpickled
 from . import protocol
 from .cleanup import UNHEARD
 from .compare import hello
-from .loads import Load
 from .mirror import Mirrors
-from .parcels import discard, large, pack, unpack, unpack_values
+from .parcels import Load, discard, large, pack, unpack, unpack_values
 from .pool import LeaderPool
 from .relay import WireRelay
 from .seals import ForgedError, LostError, SilenceError

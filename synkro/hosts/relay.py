@@ -27,7 +27,7 @@ from ..memory.arena import Arena
 from ..memory.mapping import give_back, map_file
 from ..memory.segment import explained, require_memory
 from ..plan.call import Access
-from .loads import Load
+from .parcels import Load
 from .protocol import Ended, Shown
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 ::
 
     head   digest of the payload │ its number │ its length │ payload
-    load   the bodies, piece by piece │ digest of all of them
+    load   the bodies, chunk by chunk │ digest of all of them
     beat   digest of nothing │ its number │ how many heads were sent before
 
 A digest is BLAKE2b's, under a key for one way from one process to another, which nobody else uses.  It
@@ -11,7 +11,7 @@ covers the number of the message on that way, and for loads which of the message
 be changed, cut off, left out, sent again, sent to others, or put in the place of something else.  Where
 nothing follows on what was left out, the next beats tell.
 
-A load is digested while it travels: the sender has digested a piece when that goes, the receiver one
+A load is digested while it travels: the sender has digested a chunk when that goes, the receiver one
 when the next is on its way.  Nothing of it is used for anything but numbers before its digest has come.
 """
 

@@ -21,8 +21,7 @@ from ..ipc.channel import Controller
 from ..ipc.proxy import Proxy
 from ..ipc.queue import EACH, Dispatcher, Pickles, Taker, Ticket
 from ..messages import Phase
-from .loads import Load
-from .parcels import Fill, ValueParcel, pack_values, unpack_values
+from .parcels import Fill, Load, ValueParcel, pack_values, unpack_values
 from .protocol import Halt, Offered, Recall, Returned, Undone, refusal
 from .wire import GATEWAY, Wire
 

@@ -31,12 +31,12 @@ from mpi4py import MPI  # which begins MPI, and reads that
 
 from ..ipc.waiting import Condition, Nap, Patience, spin
 from . import protocol
-from .loads import PIECE, STREAMED, Conveyor, Load, Look, add, are_apart, in_pieces
+from .parcels import CHUNK, STREAMED, Conveyor, Load, Look, add, are_apart, in_chunks
 from .protocol import Over
 from .seals import CUT, DIGEST_BYTES, LEFT_OUT, LONG, Buffer, ForgedError, LostError, Seals, SilenceError
 
 _HEAD, _BODY, _SEAL, _BEAT = 1, 2, 3, 4  # tags
-_POSTED = 64  # pieces that are awaited at the same time
+_POSTED = 64  # chunks that are awaited at the same time
 
 _PARTING = 10.0  # seconds of silence at least, in which the others can end their workers
 _IDLE = 10.0  # seconds of silence of the gateway between two sessions
@@ -95,7 +95,7 @@ class Wire:
         self._others = set(range(self.count)) - {self.number}
         self._steady = self._others if self.number == GATEWAY else {GATEWAY}  # also without a session
         self._heard = dict.fromkeys(self._steady, time.monotonic())  # when those were heard last
-        self._awaited: dict[int, float] = {}  # whose piece is awaited, and until when it has to come
+        self._awaited: dict[int, float] = {}  # whose chunk is awaited, and until when it has to come
         self._beaten = self._looked = 0.0
         self._idle = math.inf if self.number == GATEWAY else _IDLE
         self._limit = self._idle
@@ -119,7 +119,7 @@ class Wire:
         if not filled:
             return None
         if to not in self._conveyors:
-            self._conveyors[to] = Conveyor(partial(self._begin_piece, to), self._look, self._spare)
+            self._conveyors[to] = Conveyor(partial(self._begin_chunk, to), self._look, self._spare)
         self._filling = True
         digested = [(load, self._seals.load_to(to) if load.sealed else None) for load in filled]
         return self._conveyors[to].add(digested)
@@ -140,9 +140,9 @@ class Wire:
         self._expect(len(message))
         self._sending.append((self._comm.Isend([message, MPI.BYTE], to, tag), message))
 
-    def _begin_piece(self, to: int, piece: Buffer, is_digest: bool) -> Any:
-        self._expect(len(piece))
-        return self._comm.Isend([piece, MPI.BYTE], to, _SEAL if is_digest else _BODY)
+    def _begin_chunk(self, to: int, chunk: Buffer, is_digest: bool) -> Any:
+        self._expect(len(chunk))
+        return self._comm.Isend([chunk, MPI.BYTE], to, _SEAL if is_digest else _BODY)
 
     def _look(self) -> None:
         """Have MPI go on with what travels."""
@@ -293,46 +293,46 @@ class Wire:
 
         *meanwhile* is done again and again until all is here; it may send.  Raises: ForgedError.
         """
-        pieces = in_pieces(Load(bodies, sealed))
-        ahead = _POSTED if are_apart(pieces) else 1  # what was shown twice comes twice
-        for _ in self._arriving(source, pieces, sealed, ahead, meanwhile):
+        chunks = in_chunks(Load(bodies, sealed))
+        ahead = _POSTED if are_apart(chunks) else 1  # what was shown twice comes twice
+        for _ in self._arriving(source, chunks, sealed, ahead, meanwhile):
             pass
 
     def stream(self, source: int, nbytes: int, sealed: bool = True) -> Iterator[NDArray[np.uint8]]:
-        """Receive a load that is streamed: each piece is there until the next one is asked for.
+        """Receive a load that is streamed: each chunk is there until the next one is asked for.
 
         Meanwhile the next one is on its way.  After the last one: raises ForgedError.
         """
         if not len(self._buffers):
             # kept, as fresh pages take as long as bytes
-            self._buffers = np.empty((STREAMED, PIECE), np.uint8)
-        room, starts = self._buffers, enumerate(range(0, nbytes, PIECE))
-        pieces = [room[number % STREAMED, : min(PIECE, nbytes - at)] for number, at in starts]
-        yield from self._arriving(source, pieces, sealed, STREAMED)
+            self._buffers = np.empty((STREAMED, CHUNK), np.uint8)
+        room, starts = self._buffers, enumerate(range(0, nbytes, CHUNK))
+        chunks = [room[number % STREAMED, : min(CHUNK, nbytes - at)] for number, at in starts]
+        yield from self._arriving(source, chunks, sealed, STREAMED)
 
     def _arriving(
-        self, source: int, pieces: Sequence[Any], sealed: bool, ahead: int, meanwhile: Look = tuple
+        self, source: int, chunks: Sequence[Any], sealed: bool, ahead: int, meanwhile: Look = tuple
     ) -> Iterator[Any]:
-        """Receive a load, *ahead* pieces at the same time, and check its digest."""
-        if not pieces:
+        """Receive a load, *ahead* chunks at the same time, and check its digest."""
+        if not chunks:
             return
         digest = self._seals.load_from(source) if sealed else None
-        self._expect(sum(map(len, pieces)))
-        requests = deque(self._comm.Irecv([piece, MPI.BYTE], source, _BODY) for piece in pieces[:ahead])
-        for number, piece in enumerate(pieces):
-            self._await(requests.popleft(), source, len(piece), meanwhile)
+        self._expect(sum(map(len, chunks)))
+        requests = deque(self._comm.Irecv([chunk, MPI.BYTE], source, _BODY) for chunk in chunks[:ahead])
+        for number, chunk in enumerate(chunks):
+            self._await(requests.popleft(), source, len(chunk), meanwhile)
             if digest is not None:
-                add(digest, piece, self._look)
-            yield piece
-            if number + ahead < len(pieces):
-                requests.append(self._comm.Irecv([pieces[number + ahead], MPI.BYTE], source, _BODY))
+                add(digest, chunk, self._look)
+            yield chunk
+            if number + ahead < len(chunks):
+                requests.append(self._comm.Irecv([chunks[number + ahead], MPI.BYTE], source, _BODY))
         if digest is not None:
             said = bytearray(DIGEST_BYTES)
             self._await(self._comm.Irecv([said, MPI.BYTE], source, _SEAL), source, len(said), meanwhile)
             self._seals.check_load(source, digest, said)
 
     def _await(self, request: Any, source: int, nbytes: int, meanwhile: Look) -> None:
-        """Wait until a piece of so many bytes is here.
+        """Wait until a chunk of so many bytes is here.
 
         Raises: ForgedError if it has others, or does not come while its sender is heard.
         """

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from support.examples import given, st
-from synkro.hosts.loads import Conveyor, Load, are_apart, in_pieces
+from synkro.hosts.parcels import Conveyor, Load, are_apart, in_chunks
 from synkro.hosts.seals import (
     CHANGED,
     CUT,
@@ -112,10 +112,10 @@ def test_no_byte_of_a_message_can_be_changed(payload, data):
         opened(leader, 0, message)
 
 
-def load(digest, *pieces):
+def load(digest, *chunks):
     digest = digest.copy()
-    for piece in pieces:
-        digest.update(piece)
+    for chunk in chunks:
+        digest.update(chunk)
     return digest
 
 
@@ -197,9 +197,9 @@ class Network:
         self.sent = []
         self.taken = 0
 
-    def begin(self, piece, is_digest):
+    def begin(self, chunk, is_digest):
         number = len(self.sent)
-        self.sent.append((piece, is_digest))
+        self.sent.append((chunk, is_digest))
         network = self
 
         class Request:
@@ -213,7 +213,7 @@ def everything(conveyor, network):
     """What has come when all is sent."""
     came = []
     while not conveyor.push():
-        came += [(bytes(piece), is_digest) for piece, is_digest in network.sent[network.taken :]]
+        came += [(bytes(chunk), is_digest) for chunk, is_digest in network.sent[network.taken :]]
         network.taken = len(network.sent)
     return came
 
@@ -241,7 +241,7 @@ def test_loads_go_in_order_each_with_its_digest(wanted):
     came = everything(conveyor, network)
     expected = []
     for each in loads:
-        expected += [(bytes(piece), False) for piece in in_pieces(each)]
+        expected += [(bytes(chunk), False) for chunk in in_chunks(each)]
         if each.sealed:
             expected.append((hashlib.blake2b(b"".join(each.bodies)).digest(), True))
     assert came == expected
@@ -255,10 +255,10 @@ def test_what_changes_while_it_is_sent_goes_as_it_was_digested():
     digest, came = hashlib.blake2b(), []
     while not conveyor.push():
         memory += 1
-        for piece, is_digest in network.sent[network.taken :]:
+        for chunk, is_digest in network.sent[network.taken :]:
             if not is_digest:
-                digest.update(piece)
-            came.append(bytes(piece))
+                digest.update(chunk)
+            came.append(bytes(chunk))
         network.taken = len(network.sent)
     assert came[-1] == digest.digest()
     assert not goes_on()
@@ -289,7 +289,7 @@ def test_a_message_waits_for_those_before_it():
     assert first()
     assert second()
     came = everything(conveyor, network)
-    assert [len(piece) for piece, _ in came] == [1 << 21] * 9 + [64, 4]
+    assert [len(chunk) for chunk, _ in came] == [1 << 21] * 9 + [64, 4]
     assert came[-1] == (b"bare", False)
     assert not first()
     assert not second()
