@@ -4,7 +4,6 @@
 
     names      which hosts the user has named
     launch     which way hosts are reached; starts a process of MPI's on each
-    mpiexec    how that is called, and what it calls to reach hosts
     joined     hosts that mpiexec or srun has started, with the program
     __main__   starts a program beside one of them
     process    one of the processes
@@ -20,6 +19,5 @@
     merging    the parts of a result, from all hosts
     relay      what the ranks of a host show those of others
     wire       messages between hosts, by MPI
-    loads      what follows the heads of these
     seals      digests of all of it
 """

@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING
 
 from .cleanup import temporary, watch
 from .joined import GATEWAY
-from .mpiexec import clean
-from .names import copies
+from .names import clean, copies
 from .process import meet, work
 from .seals import ForgedError, LostError
 

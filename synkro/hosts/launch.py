@@ -8,36 +8,43 @@
          │              └────────────────────────▶ process 0 on this host, the gateway
          └── socket, and a lifeline ───────────────────┘
 
-The key of the session, and the environment, go to the other hosts on the launcher's standard input, and
-the key to the gateway in a file that nobody else may read: they are in no command line, and mpiexec does
-not know them.
+All hosts are reached as by ssh: MPICH's mpiexec, or Open MPI's, calls an *agent*, a script of ours, with
+the name of a host and a command, once for each of the others.  So also where srun starts them: any host
+can be the first, and stands outside of the job if it has to, as when salloc leaves the program on the
+login node.
+
+mpiexec tells its environment to whoever comes first to its port.  So it gets a few variables only.  The
+key of the session, and the environment, go to the other hosts on the launcher's standard input, and the
+key to the gateway in a file that nobody else may read: they are in no command line.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import re
 import select
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..errors import A_LINE, InvalidType, InvalidValue, SessionError, shown
+from ..errors import A_LINE, InvalidType, InvalidValue, NotAvailable, SessionError, shown
 from ..machine import python, readable_bytes, search_path, unlinked
 from ..memory.keeper import SHM_FOLDER, Keeper
-from . import mpiexec
 from .cleanup import HAS_ENDED, temporary
 from .joined import Joined
 from .names import Host, copies, named
-from .pool import BEGINNING, PATIENCE, MpiHosts, listed
+from .pool import BEGINNING, PATIENCE, MpiHosts, listed, stranger
+from .process import LINE, told
 
 _LAST_WORDS = 2000  # characters of mpiexec's output that an error tells
 _SAID = 1 << 20  # bytes of its end that are kept: it may be endless
@@ -54,6 +61,47 @@ _ASKED = (
     f"print({_THERE!r}, free.f_bavail * free.f_frsize, file=sys.stderr)"
 )
 _LITTLE = 1 << 24  # bytes of shared memory with which MPI may not begin
+_NEEDED = re.compile(
+    r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|LD_\w+|PYTHON[A-Z0-9]+|"
+    r"(UCX|FI|HWLOC|MPICH|MPIR|OMPI_MCA|PRTE_MCA|PMIX_MCA)_\w+"
+)
+"""The variables that an interpreter needs to start, and those by which users set MPI up."""
+
+_SHELLS_OWN = re.compile(r"_|IFS|ENV|PS\d|OPT\w+|E?UID|PPID|GROUPS|LINENO|SHELLOPTS|BASH\w*")
+"""Variables that a shell may not be told."""
+
+_PASSED = ("PYTHON", "UCX_", "FI_")  # what Open MPI does not pass on by itself
+
+_AGENT = """#!/bin/sh
+# Called as ssh is: starts a command on a host, which finds the lines of told on its standard input.
+while case "$1" in -*) true ;; *) false ;; esac; do shift; done
+host=$1
+shift
+. {folder}/environment
+exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-  # mpiexec's port is among them, and has to close with it
+(  # ends with the main process, see held
+    read -r _ < /proc/$PPID/fd/3
+    trap '' TERM
+    kill 0
+    sleep 1
+    kill -9 0
+) > /dev/null 2>&1 &
+{reach}
+"""
+_HELD = 'exec 3<&0; exec "$@" < /dev/null'
+_COMMAND = (
+    "n=0; while IFS= read -r line; do "
+    rf"export {LINE}\$n=\$line; n=\$((n+1)); done; unset n line; $*"
+)
+_SRUN = """\
+export SLURM_OVERLAP=1 SLURM_MPI_TYPE=none SLURM_CPU_BIND=none  # which older ones do not know
+unset SLURM_DISTRIBUTION SLURM_HOSTFILE SLURM_INPUTMODE
+exec {launcher} --nodelist="$host" --nodes=1 --ntasks=1 --ntasks-per-node=1 """
+_REACH = {  # by the name of the launcher
+    "srun": _SRUN + f'sh -c "{_COMMAND}" < {{folder}}/told',
+    "pbs_tmrsh": 'exec {launcher} "$host" sh -c "$*"',  # nothing on its standard input gets there
+}
+_SSH = f'exec {{launcher}} "$host" "{_COMMAND}" < {{folder}}/told'
 
 
 def is_here(name: str) -> bool:
@@ -96,8 +144,8 @@ class Launch(MpiHosts):
         self.hosts: list[str]
         self.places: Sequence[int]
         self.hosts, self.places = gateway_first(hosts)
-        self._mpiexec = mpiexec.found_mpiexec()
-        self._launcher = mpiexec.launcher_of(launcher, os.environ)
+        self._mpiexec = found_mpiexec()
+        self._launcher = launcher_of(launcher, os.environ)
         self.secret: bool = self._launcher.secret
         with contextlib.ExitStack() as undo:
             lifeline, self._held = os.pipe()
@@ -131,18 +179,18 @@ class Launch(MpiHosts):
     def _start(self, folder: str, lifeline: int, undo: contextlib.ExitStack) -> subprocess.Popen[bytes]:
         agent = os.path.join(folder, "launcher")
         for path, mode, text in (
-            (os.path.join(folder, "told"), 0o600, mpiexec.told(os.urandom(32), self.environment)),
-            (os.path.join(folder, "environment"), 0o600, mpiexec.exported(self.environment)),
+            (os.path.join(folder, "told"), 0o600, told(os.urandom(32), self.environment)),
+            (os.path.join(folder, "environment"), 0o600, exported(self.environment)),
             (agent, 0o700, self._launcher.agent(folder)),
         ):
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
                 file.write(os.fsencode(text))
-        environment = mpiexec.needed(self.environment) | self._mpiexec.environment(agent, folder)
+        environment = needed(self.environment) | self._mpiexec.environment(agent, folder)
         environment["PYTHONPATH"] = os.pathsep.join(search_path())
         secret = "secret" if self._launcher.secret else "agreed"
         program = [python(), "-m", "synkro.hosts.process", folder, str(len(self.hosts)), secret]
         process = subprocess.Popen(
-            mpiexec.held(self._mpiexec.command(self.hosts, agent, program, environment)),
+            ["sh", "-c", _HELD, "sh", *self._mpiexec.command(self.hosts, agent, program, environment)],
             stdin=lifeline,
             stdout=self._log,
             stderr=self._log,
@@ -187,7 +235,7 @@ class Launch(MpiHosts):
         words = self.last_words()
         how = "mpiexec ended" if ready else f"MPI did not begin within {round(patience, 1):g} s"
         self.kill()  # it may go on and on
-        if why := mpiexec.stranger(words):
+        if why := stranger(words):
             wrong = [f"{why}.{self.log()}"]
         wrong = (
             wrong
@@ -381,4 +429,152 @@ def reached(
     if check is not None:
         check(found)
     names = [host.name for host in found]
-    return Launch(names, mpiexec.best_launcher(hosts) if launcher is None else launcher, seconds), found
+    return Launch(names, best_launcher(hosts) if launcher is None else launcher, seconds), found
+
+
+# ── mpiexec, and what it calls ───────────────────────────────────────────────────────────────────────
+
+
+def needed(environment: Mapping[str, str]) -> dict[str, str]:
+    """What mpiexec gets of *environment*: no secret, as anybody may ask it."""
+    return {name: value for name, value in environment.items() if _NEEDED.fullmatch(name)}
+
+
+def exported(environment: Mapping[str, str]) -> str:
+    """The lines by which a shell takes *environment* over."""
+    names = [name for name in environment if name.isidentifier() and name.isascii()]
+    return "".join(
+        f"export {name}={shlex.quote(environment[name])}\n"
+        for name in names
+        if not _SHELLS_OWN.fullmatch(name)
+    )
+
+
+class Launcher(NamedTuple):
+    """A program that starts a command on another host.
+
+    Attributes:
+        path: where it is.
+        called: what the user calls it.
+    """
+
+    path: str
+    called: str
+
+    @property
+    def name(self) -> str:
+        """What messages call the launcher."""
+        return os.path.basename(self.path)
+
+    @property
+    def secret(self) -> bool:
+        """Whether the launcher hands its standard input over, and so the key and the environment."""
+        return self.name != "pbs_tmrsh"
+
+    def agent(self, folder: str) -> str:
+        """A script that mpiexec calls as ssh; in *folder* there are the files environment and told."""
+        quoted = shlex.quote(folder)
+        reach = _REACH.get(self.name, _SSH).format(launcher=shlex.quote(self.path), folder=quoted)
+        return _AGENT.format(reach=reach, folder=quoted)
+
+    def command(self, host: str, command: str) -> list[str]:
+        """A command line that runs *command*, of a shell, on a host."""
+        where, shell = [host], ["sh", "-c"] if self.name in _REACH else []
+        if self.name == "srun":
+            where = [f"--nodelist={host}", "--nodes=1", "--ntasks=1", "--overlap"]
+        return [self.path, *where, *shell, command]
+
+
+def best_launcher(hosts: object) -> str:
+    """What reaches the hosts of ``hosts=``, unless the user says something else."""
+    if hosts == "slurm":
+        return "slurm"
+    return "pbs_tmrsh" if hosts == "pbs" and shutil.which("pbs_tmrsh") else "ssh"
+
+
+def launcher_of(launcher: str, environment: Mapping[str, str]) -> Launcher:
+    """What ``launcher=`` names: "ssh", "slurm", or a program.  Raises: InvalidValue."""
+    program = "srun" if launcher == "slurm" else launcher
+    found = shutil.which(program)
+    if found is None and program == "srun":
+        raise InvalidValue(
+            "launcher='slurm' calls srun, which is not here: start the program on a node of the job, or "
+            "give launcher='ssh'."
+        )
+    if found is None and os.path.exists(program):
+        is_what = "a folder" if os.path.isdir(program) else "no program (chmod +x makes it one)"
+        raise InvalidValue(
+            f"launcher={shown(launcher, A_LINE)} is {is_what}: give 'ssh', 'slurm', or the path of a "
+            f"program that is called as ssh is."
+        )
+    if found is None:
+        raise InvalidValue(
+            f"launcher={shown(launcher, A_LINE)}: there is no such program. Give 'ssh', 'slurm', or one "
+            f"that is called as ssh is."
+        )
+    if os.path.basename(program) == "srun" and "SLURM_JOB_ID" not in environment:
+        raise InvalidValue(
+            "launcher='slurm' starts processes in a job of SLURM's, and SLURM_JOB_ID is not set: this "
+            "is none. Start the program in one, by sbatch, salloc or srun; or give launcher='ssh'."
+        )
+    return Launcher(os.path.abspath(found), program)
+
+
+class Mpiexec(NamedTuple):
+    """The mpiexec that belongs to the MPI library, as far as one can see.
+
+    Attributes:
+        path: where it is.
+        open_mpi: whether it is Open MPI's; else it is MPICH's, hydra.
+    """
+
+    path: str
+    open_mpi: bool
+
+    def command(
+        self,
+        hosts: Sequence[str],
+        agent: str,
+        program: Sequence[str],
+        environment: Mapping[str, str],
+    ) -> list[str]:
+        """The command line that starts *program* once on each host, the first of which is this."""
+        count = str(len(hosts))
+        if not self.open_mpi:
+            reach = ["-launcher", "ssh", "-launcher-exec", agent]
+            where = ["-hosts", ",".join(hosts), "-n", count, "-ppn", "1", "-wdir", "/"]
+            return [self.path, *reach, *where, "-prepend-pattern", "[%h] ", *program]
+        passed = [each for name in environment if name.startswith(_PASSED) for each in ("-x", name)]
+        where = ["--host", ",".join(f"{host}:1" for host in hosts), "-n", count, "--wdir", "/"]
+        return [self.path, *where, "--map-by", "slot", "--bind-to", "none", *passed, *program]
+
+    def environment(self, agent: str, folder: str) -> dict[str, str]:
+        """What mpiexec has to find in its environment; files go to *folder*."""
+        if not self.open_mpi:
+            return {}
+        settings = {"plm": "ssh", "plm_ssh_agent": agent, "plm_ssh_no_tree_spawn": "1"}
+        settings |= {"ras": "^slurm,pbs,lsf,gridengine", "leave_session_attached": "1"}
+        found = {f"PRTE_MCA_{name}": value for name, value in settings.items()}
+        found["TMPDIR"] = folder
+        if os.geteuid() == 0:
+            found |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        return found
+
+
+def found_mpiexec() -> Mpiexec:
+    """Raises: NotAvailable."""
+    beside = os.path.join(os.path.dirname(python()), "mpiexec")
+    path = beside if os.access(beside, os.X_OK) else shutil.which("mpiexec")
+    if path is None or importlib.util.find_spec("mpi4py") is None:
+        missing = "mpi4py" if path else "mpiexec"
+        raise NotAvailable(f"hosts= needs MPI, and {missing} is not here: pip install mpi4py mpich.")
+    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    says = done.stdout + done.stderr
+    open_mpi = re.search(r"\(Open MPI\) (\d+)", says)
+    if "HYDRA" not in says and (open_mpi is None or int(open_mpi[1]) < 5):
+        first, *_ = says.strip().splitlines() or ["nothing"]
+        raise NotAvailable(
+            f"hosts= needs the mpiexec of MPICH, or of Open MPI 5 or later, and {path} is another one: "
+            f"it says {shown(first)}. pip install mpich."
+        )
+    return Mpiexec(path, open_mpi is not None)

@@ -168,6 +168,22 @@ def copies(environment: Mapping[str, str]) -> int:
     return max([int(value) for value in found if value.isdecimal()], default=1)
 
 
+_INHERITED = (  # by a program that mpiexec or srun has started: they would confuse ours
+    *("PMI", "PMIX", "HYDI_", "HYDRA_", "MPI_LOCAL", "MPIEXEC_", "OMPI_", "PRTE_"),
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
+)
+_SETTINGS = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_")  # a user's, which a launcher sets, too
+
+
+def clean(environment: Mapping[str, str]) -> dict[str, str]:
+    """*environment* without what mpiexec, or srun, has told this process alone."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(_SETTINGS) or not name.startswith(_INHERITED)
+    }
+
+
 # ── ranks over hosts ─────────────────────────────────────────────────────────────────────────────────
 
 

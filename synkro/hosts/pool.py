@@ -25,7 +25,7 @@ from ..machine import readable_bytes, search_path
 from . import protocol
 from .cleanup import ENDED, NO_MEMORY, UNHEARD
 from .compare import Hello, differences, unlike_gpus
-from .mpiexec import clean, stranger
+from .names import clean
 from .seals import ForgedError, SilenceError
 
 PATIENCE = 20.0
@@ -44,6 +44,8 @@ _AFTER = re.compile(
 """How Open MPI says that a process ends as it misses another: that one's end may be heard later."""
 _UNREACHED = re.compile(r"Remote (?:host|daemon): +(?:\S+ on node )?([^\s.]+)")
 """How Open MPI's mpiexec names a host that it does not reach any more."""
+_GREETED = "HYD_pmcd_pmiserv_proxy_init_cb"
+"""What hydra names where it does not take a process for one of its own."""
 
 
 class MpiHosts(abc.ABC):
@@ -183,6 +185,16 @@ class MpiHosts(abc.ABC):
 def listed(wrong: Sequence[str]) -> str:
     """What is wrong with hosts, as the text of an error."""
     return "\n".join(["the hosts cannot work together:", *(f"- {each}" for each in wrong)])
+
+
+def stranger(words: str) -> str:
+    """Who has ended MPICH's mpiexec, by its last *words*: empty if that was none but its own."""
+    if _GREETED not in words:
+        return ""
+    return (
+        "somebody who is none of its processes has connected to mpiexec's port, and has said what one "
+        "says there (a replayed handshake), which ends mpiexec; look for who is on the network"
+    )
 
 
 class LeaderPool(WorkerPool):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import fcntl
+import json
 import os
 import signal
 import socket
@@ -11,7 +13,8 @@ import sys
 import termios
 import time
 import traceback
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +23,6 @@ from ..errors import SessionError, SharedMemoryError
 from ..ipc.process import hold_on_to
 from ..memory.keeper import Keeper
 from .cleanup import NO_MEMORY, sweep, watch
-from .mpiexec import handed_over, heard
 from .pool import ENDS
 from .seals import ForgedError, SilenceError
 
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
     from .gateway import Gateway
 
 
+LINE = "SYNKRO_LINE_"
+"""How the environment variables begin by which processes on other hosts get the lines of ``told``."""
+
+_LONGEST = 1 << 16  # bytes of a line: a variable has at most twice as many
 _BEGINNING = 20  # seconds until all hosts have begun MPI
 _ENDING = 10  # seconds until all hosts have ended it
 _READING = 1.0  # seconds in which mpiexec can read what a process says last
@@ -110,6 +116,26 @@ def _say(text: str) -> None:
 def _unread(pipe: int) -> int:
     """The bytes in a *pipe* that nobody has read; 0 if it is none."""
     return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def told(key: bytes, environment: Mapping[str, str]) -> str:
+    """The lines that processes on other hosts find on their standard input; ``heard`` reads them."""
+    encoded = base64.b64encode(zlib.compress(json.dumps(dict(environment)).encode())).decode()
+    pieces = [encoded[at : at + _LONGEST] for at in range(0, len(encoded), _LONGEST)]
+    return "".join(f"{line}\n" for line in (key.hex(), *pieces))
+
+
+def heard(lines: Sequence[str]) -> tuple[bytes, dict[str, str]]:
+    """The key and the environment in lines that ``told`` has made."""
+    key, *pieces = lines
+    environment: dict[str, str] = json.loads(zlib.decompress(base64.b64decode("".join(pieces))))
+    return bytes.fromhex(key), environment
+
+
+def handed_over() -> list[str]:
+    """The lines that the launcher has handed to this process, which it then forgets."""
+    names = sorted((n for n in os.environ if n.startswith(LINE)), key=lambda n: int(n[len(LINE) :]))
+    return [os.environ.pop(name) for name in names]
 
 
 def strangers(started: int, count: int, library: str) -> str:

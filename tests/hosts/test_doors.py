@@ -14,7 +14,8 @@ from support.hosts import OPEN_MPI, processes_of
 from support.programs import ROOT
 from support.schedulers import pbs
 from support.waiting import wait_until
-from synkro.hosts.mpiexec import exported, heard, needed, told
+from synkro.hosts.launch import exported, needed
+from synkro.hosts.process import heard, told
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,9}", fullmatch=True) | TEXT.filter(

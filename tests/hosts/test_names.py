@@ -10,9 +10,8 @@ import pytest
 from support.examples import given, st
 from synkro.controller.session import Session
 from synkro.errors import InvalidType, InvalidValue, NotAvailable
-from synkro.hosts.launch import is_here, reached
-from synkro.hosts.mpiexec import best_launcher, clean, found_mpiexec, launcher_of
-from synkro.hosts.names import Host, copies, expanded, named, ranks_of
+from synkro.hosts.launch import best_launcher, found_mpiexec, is_here, launcher_of, reached
+from synkro.hosts.names import Host, clean, copies, expanded, named, ranks_of
 
 pytestmark = pytest.mark.quick
 

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 from synkro.errors import NotAvailable
-from synkro.hosts.mpiexec import found_mpiexec
+from synkro.hosts.launch import found_mpiexec
 
 from .waiting import wait_until
 
