@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -416,32 +415,6 @@ def test_a_process_that_ends_or_stops_at_the_start_is_told(hosts, tmp_path, what
     assert wait_until(lambda: not (processes_of(tmp_path) or hosts.shared_files()), seconds=10)
 
 
-MADE_EARLY = """
-import os, subprocess, sys
-open(sys.argv[1], "w").close()
-code = "from synkro.hosts.cleanup import watch; watch(ours=False)"
-subprocess.run([sys.executable, "-c", code], check=True)
-"""
-
-
-def test_files_go_that_mpi_has_made_for_one_process_before_the_other_began(tmp_path):
-    """Those that were there before mpiexec began are not this program's."""
-    old, new = (Path(f"/dev/shm/mpich_shm_{kind}_{os.getpid()}") for kind in ("old", "new"))
-    old.touch()
-    try:
-        time.sleep(0.3)  # by less than that the times of files and processes may be wrong
-        subprocess.run(
-            [sys.executable, "-c", MADE_EARLY, new],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            check=True,
-        )
-        assert wait_until(lambda: not new.exists(), seconds=10)
-        assert old.exists()
-    finally:
-        old.unlink()
-        new.unlink(missing_ok=True)
-
-
 @pytest.mark.parametrize("ends", ["told", "killed"])
 def test_a_process_that_is_stopped_does_not_stay_where_its_network_breaks(hosts, tmp_path, ends):
     """Also if the main program is killed before it is told."""
@@ -462,44 +435,6 @@ def test_a_process_that_is_stopped_does_not_stay_where_its_network_breaks(hosts,
             hosts.link("h2", up=True)
     assert wait_until(lambda: not processes_of(tmp_path), seconds=10)
     assert not hosts.shared_files()
-
-
-STOPPED = """
-import subprocess, sys
-code = "import math, os, signal, time; from synkro.hosts.cleanup import watch; keeper = watch()"
-code += "; print(flush=True); " + sys.argv[1]
-process = subprocess.Popen(
-    [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-)
-process.stdout.readline()  # it knows now who has started it
-if sys.argv[2] != "starter":
-    print(process.wait(), flush=True)
-"""
-
-
-@pytest.mark.parametrize(
-    ("code", "victim"),
-    [
-        ("keeper.beat(0.2); os.kill(os.getpid(), signal.SIGSTOP)", "process"),
-        ("keeper.beat(0.2); keeper.beat(math.inf); time.sleep(2); os._exit(7)", "nobody"),
-        ("os.kill(os.getpid(), signal.SIGSTOP)", "starter"),
-        ("[(keeper.beat(60), time.sleep(0.1)) for _ in range(600)]", "starter"),
-    ],
-    ids=["silent", "need not say so", "stopped", "without a starter"],
-)
-def test_a_process_that_stands_still_or_has_no_starter_is_ended(tmp_path, code, victim):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", STOPPED, code, victim],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=30,
-    )
-    assert wait_until(lambda: not processes_of(tmp_path), seconds=10)
-    if victim != "starter":
-        assert int(done.stdout) == (7 if victim == "nobody" else -signal.SIGKILL)
 
 
 LATE = """
