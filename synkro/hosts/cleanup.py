@@ -47,7 +47,7 @@ def watch(folder: str = "", ours: bool = True) -> Keeper:
     Files that another process has mapped stay.
     """
     parent = os.getppid()
-    keeper = Keeper(stderr=2)
+    keeper = Keeper(inherits=True)
     keeper.tell("made", _MADE, _begun(parent))
     for path in _to_read(parent):
         keeper.tell("file", path)

@@ -48,8 +48,13 @@ _MARGIN = 1.0  # seconds in which others can see first that the owner stands sti
 class Keeper:
     """This process's keeper."""
 
-    def __init__(self, stderr: int | None = None) -> None:
-        """Start the keeper, which may write to *stderr* what it is told to.  Raises: OSError."""
+    def __init__(self, inherits: bool = False) -> None:
+        """Start the keeper.  Raises: OSError.
+
+        If it *inherits* this process's stderr, it may write there.  It then has all descriptors that a
+        child inherits, such as a socket of MPI's launcher: that sees the end of this process when the
+        keeper has done its work.
+        """
         import subprocess  # noqa: PLC0415  which the keeper itself does not need
 
         from ..machine import python  # noqa: PLC0415
@@ -61,7 +66,8 @@ class Keeper:
                     [python(), "-I", "-S", __file__],
                     stdin=other.fileno(),
                     stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL if stderr is None else stderr,
+                    stderr=None if inherits else subprocess.DEVNULL,
+                    close_fds=not inherits,
                     cwd="/",
                     start_new_session=True,
                 )

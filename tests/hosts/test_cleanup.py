@@ -83,7 +83,7 @@ OWNER = """
 import os, signal, subprocess, sys
 from synkro.memory.keeper import Keeper
 
-keeper = Keeper(stderr=2)
+keeper = Keeper(inherits=True)
 options = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 group, other = (subprocess.Popen(["sleep", "60"], **options) for _ in range(2))
 keeper.tell("folder", sys.argv[1])
