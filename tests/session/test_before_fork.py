@@ -10,16 +10,11 @@ from support.leftovers import children
 from support.sessions import running
 from support.together import good, together
 from synkro import NotForked, SessionClosed, UsageError
+from synkro.machine import available_cores
 
 pytestmark = [pytest.mark.long, pytest.mark.quick]
 
 X = np.arange(12.0).reshape(6, 2)
-
-
-@pytest.fixture(autouse=True)
-def closed():
-    yield
-    synk.close()
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -134,7 +129,6 @@ def test_forks_of_several_threads_that_differ_are_one_and_errors():
     others = [outcome for outcome in outcomes if not isinstance(outcome, int)]
     assert [type(other) for other in others] == [synk.UsageError] * 2
     assert all("fork() was called already, with another n_parallel=" in str(other) for other in others)
-    synk.close()
 
 
 def test_fork_again_with_a_seed_seeds_anew():
@@ -156,8 +150,6 @@ def test_fork_again_with_a_seed_seeds_anew():
 
 
 def test_minus_one_is_all_cores():
-    from synkro.machine import available_cores
-
     assert synk.fork(-1, devices="cpu", verbose=False) == available_cores()
 
 

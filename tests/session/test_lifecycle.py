@@ -1,5 +1,6 @@
 """Sessions begin, end and begin again; where workers come from and what they inherit."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 
 import synkro as synk
 from support.leftovers import shared_files
-from support.sessions import ask
+from support.sessions import ask, total
 from support.waiting import gone, wait_until
 from synkro.controller.placement.choice import choose
 from synkro.machine import available_cores, cpu_name
@@ -22,40 +23,7 @@ CORES = sorted(os.sched_getaffinity(0))
 CAPS = ("OMP", "OPENBLAS", "MKL", "BLIS", "NUMEXPR", "NUMBA")
 
 
-def total(session, rows=7):
-    """The sum of *rows* numbers, by the workers: whether the session works."""
-    return session.function(lambda x: x.sum(), outputs="sum")(np.arange(rows, dtype=float))
-
-
 # ── fork, close, fork ────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.fresh
-@pytest.mark.quick
-def test_fork_close_and_fork_again():
-    for count in (2, 1, 2):
-        assert synk.fork(count, verbose=False) == count
-        f = synk.function(lambda x: 2 * x, outputs="gather")
-        assert f(np.arange(5)).tolist() == [0, 2, 4, 6, 8]
-        synk.close()
-        with pytest.raises(synk.SessionClosed, match=r"fork\(\)"):
-            f(np.arange(5))
-
-
-@pytest.mark.quick
-def test_nothing_works_before_fork():
-    for verb in (synk.distribute, synk.data, lambda: synk.function(abs)(np.ones(3))):
-        with pytest.raises(synk.NotForked, match="fork"):
-            verb()
-    synk.close()  # nothing to close
-
-
-def test_fork_twice_is_an_error_and_harms_nothing():
-    synk.fork(1, verbose=False)
-    f = synk.function(lambda x: x.sum(), outputs="sum")
-    with pytest.raises(synk.UsageError, match="already"):
-        synk.fork(1, timeout=9)
-    assert f(np.ones(3)) == 3
 
 
 def test_close_is_idempotent(session):
@@ -78,40 +46,29 @@ def test_data_can_be_read_after_close(session):
 
 @pytest.mark.fresh
 @pytest.mark.quick
-def test_session_is_a_context_manager():
-    with synk.Session(2, verbose=False) as session:
+@pytest.mark.parametrize("end", [None, pytest.raises(ZeroDivisionError)], ids=["ends", "fails"])
+def test_session_is_a_context_manager(end):
+    with end or contextlib.nullcontext(), synk.Session(2, verbose=False) as session:
         assert session.n_parallel == len(session.pids) == 2
         assert not any(map(gone, session.pids))
-        assert total(session) == 21
-    assert all(map(gone, session.pids))
-
-
-def test_an_exception_in_the_block_closes_the_session():
-    with pytest.raises(ZeroDivisionError), synk.Session(1, verbose=False) as session:
-        1 / 0
+        assert total(session) == 7
+        assert end is None or 1 / 0
     assert all(map(gone, session.pids))
 
 
 def test_two_sessions_at_once():
-    with synk.Session(1, verbose=False) as one, synk.Session(2, verbose=False) as two:
-        x, y = one.data(np.arange(4.0)), two.data(np.arange(6.0))
-        f, g = (s.function(lambda x: x.sum(), outputs="sum") for s in (one, two))
+    """One of them is that of the module's functions."""
+    synk.fork(1, verbose=False)
+    with synk.Session(2, verbose=False) as two:
+        x, y = synk.data(np.arange(4.0)), two.data(np.arange(6.0))
+        f, g = (s.function(lambda x: x.sum(), outputs="sum") for s in (synk, two))
         assert [f(x), g(y), f(x), g(y)] == [6, 15, 6, 15]
         with pytest.raises(synk.InvalidValue, match="another session"):
             g(x)
-        one.close()
+        synk.close()
         assert g(y) == 15
         with pytest.raises(synk.InvalidValue, match="a closed session"):
             g(x)
-
-
-def test_a_session_beside_the_module_functions():
-    synk.fork(1, verbose=False)
-    f = synk.function(lambda x: x.sum(), outputs="sum")
-    with synk.Session(2, verbose=False) as session:
-        assert total(session) == 21
-        assert f(np.ones(2)) == 2
-    assert f(np.ones(3)) == 3
 
 
 # ── how many workers, and on what ────────────────────────────────────────────────────────────────────
@@ -198,31 +155,21 @@ def test_forms_of_devices(devices, count, by):
 
 @pytest.mark.fresh
 @pytest.mark.quick
-@pytest.mark.parametrize("by", ["argument", "environment"])
-def test_workers_are_on_the_devices_that_were_chosen(by, monkeypatch):
-    value = "a->cpu0;b->cpu"
-    monkeypatch.setenv("SYNKRO_DEVICES", value if by == "environment" else "cpu,cpu,cpu")
-    with synk.Session(devices=value if by == "argument" else None, verbose=False) as session:
-        assert ask(session, lambda: os.sched_getaffinity(0)) == [{CORES[0]}, set(CORES)]
-        assert total(session) == 21
-
-
-def test_the_argument_wins_over_the_environment(monkeypatch):
-    monkeypatch.setenv("SYNKRO_DEVICES", "cpu,cpu,cpu")
-    with synk.Session(devices=["cpu"], verbose=False) as session:
-        assert session.n_parallel == 1
-
-
-def test_a_number_takes_the_first_devices():
-    with synk.Session(1, devices=["cpu0", "cpu"], verbose=False) as session:
-        assert ask(session, lambda: os.sched_getaffinity(0)) == [{CORES[0]}]
-
-
-def test_a_numbered_cpu_is_one_core():
-    last = len(CORES) - 1
-    with synk.Session(devices=[f"cpu{last}", "cpu", "cpu0"], verbose=False) as session:
-        affinities = ask(session, lambda: os.sched_getaffinity(0))
-    assert affinities == [{CORES[last]}, set(CORES), {CORES[0]}]
+@pytest.mark.parametrize(
+    ("number", "devices", "variable", "cores"),
+    [
+        (None, "a->cpu0;b->cpu", "cpu,cpu,cpu", [CORES[:1], CORES]),
+        (None, None, "a->cpu0;b->cpu", [CORES[:1], CORES]),
+        (1, ["cpu0", "cpu"], "cpu,cpu,cpu", [CORES[:1]]),
+        (None, [f"cpu{len(CORES) - 1}", "cpu", "cpu0"], "", [CORES[-1:], CORES, CORES[:1]]),
+    ],
+    ids=["argument", "environment", "the first ones", "of numbers"],
+)
+def test_workers_are_on_the_devices_that_were_chosen(number, devices, variable, cores, monkeypatch):
+    monkeypatch.setenv("SYNKRO_DEVICES", variable)
+    with synk.Session(number, devices=devices, verbose=False) as session:
+        assert ask(session, lambda: sorted(os.sched_getaffinity(0))) == cores
+        assert total(session) == 7
 
 
 @pytest.mark.quick
@@ -321,49 +268,31 @@ def test_much_worker_output_arrives_whole(capsys):
 # ── what workers inherit ─────────────────────────────────────────────────────────────────────────────
 
 
-def caps(session):
-    return ask(session, lambda: {n: os.environ.get(f"{n}_NUM_THREADS") for n in CAPS})
-
-
-@pytest.fixture
-def no_caps(monkeypatch):
+@pytest.mark.fresh
+@pytest.mark.parametrize(
+    ("workers", "threads", "environment", "expected"),
+    [
+        (1, None, {}, dict.fromkeys(CAPS, available_cores())),
+        (2, None, {}, dict.fromkeys(CAPS, max(1, available_cores() // 2))),
+        (1, None, {"MKL": 5}, dict.fromkeys(CAPS, available_cores()) | {"MKL": 5}),
+        # the others look at that of OpenMP, but for numba
+        (1, None, {"OMP": 3}, {"OMP": 3, "NUMBA": available_cores()}),
+        (1, 7, {"OMP": 3, "NUMBA": 4}, dict.fromkeys(CAPS, 7)),
+    ],
+)
+def test_thread_caps(workers, threads, environment, expected, monkeypatch):
+    """Cores by workers, unless the user has set some; ``threads_per_worker`` wins over all."""
     for name in CAPS:
         monkeypatch.delenv(f"{name}_NUM_THREADS", raising=False)
-    return monkeypatch
-
-
-@pytest.mark.fresh
-@pytest.mark.parametrize("workers", [1, 2])
-def test_thread_caps_are_cores_by_workers(workers, no_caps):
-    with synk.Session(workers, devices=["cpu"] * workers, verbose=False) as session:
-        expected = str(max(1, available_cores() // workers))
-        assert caps(session) == [dict.fromkeys(CAPS, expected)] * workers
-
-
-@pytest.mark.fresh
-def test_the_users_own_thread_settings_win(no_caps):
-    no_caps.setenv("MKL_NUM_THREADS", "5")
-    with synk.Session(1, verbose=False) as session:
-        expected = dict.fromkeys(CAPS, str(available_cores())) | {"MKL": "5"}
-        assert caps(session) == [expected]
-
-
-@pytest.mark.fresh
-def test_omp_num_threads_alone_speaks_for_the_others(no_caps):
-    no_caps.setenv("OMP_NUM_THREADS", "3")
-    with synk.Session(1, verbose=False) as session:
-        (seen,) = caps(session)
-    assert seen.pop("NUMBA") == str(available_cores())  # numba does not look at OMP_NUM_THREADS
-    assert seen == dict.fromkeys(seen) | {"OMP": "3"}
-
-
-@pytest.mark.fresh
-def test_threads_per_worker_wins_over_all(no_caps):
-    no_caps.setenv("OMP_NUM_THREADS", "3")
-    no_caps.setenv("NUMBA_NUM_THREADS", "4")
-    with synk.Session(1, threads_per_worker=7, verbose=False) as session:
-        assert caps(session) == [dict.fromkeys(CAPS, "7")]
-    assert os.environ["OMP_NUM_THREADS"] == "3"
+    for name, value in environment.items():
+        monkeypatch.setenv(f"{name}_NUM_THREADS", str(value))
+    options = {"devices": ["cpu"] * workers, "threads_per_worker": threads, "verbose": False}
+    with synk.Session(workers, **options) as session:
+        found = ask(session, lambda: {n: os.environ.get(f"{n}_NUM_THREADS") for n in CAPS})
+    assert (
+        found == [{name: str(expected[name]) if name in expected else None for name in CAPS}] * workers
+    )
+    assert {n: int(os.environ[f"{n}_NUM_THREADS"]) for n in environment} == environment
 
 
 @pytest.mark.fresh
@@ -378,15 +307,9 @@ def test_workers_inherit_no_descriptor(session, tmp_path):
     with open(tmp_path / "open", "w") as file:
         os.set_inheritable(file.fileno(), True)
         with synk.Session(1, verbose=False) as other:
-            (targets,) = ask(
-                other,
-                lambda: [
-                    os.readlink(f"/proc/self/fd/{fd}")
-                    for fd in os.listdir("/proc/self/fd")
-                    if os.path.lexists(f"/proc/self/fd/{fd}")
-                ],
-            )
-    assert not [t for t in targets if str(tmp_path) in t]
+            paths = Path(f"/proc/{other.pids[0]}/fd").iterdir()
+            targets = [os.readlink(path) for path in paths]
+    assert not [target for target in targets if str(tmp_path) in target]
     assert "/dev/null" in targets  # stdin
 
 
@@ -466,7 +389,7 @@ def test_a_file_named_like_a_loaded_module_does_no_harm(run_python, tmp_path):
 
 @pytest.mark.quick
 def test_import_loads_no_optional_package(run_python):
-    heavy = (
+    heavy = [
         "cupy",
         "pytensor",
         "jax",
@@ -476,7 +399,7 @@ def test_import_loads_no_optional_package(run_python):
         "sklearn",
         "theano",
         "multiprocessing",
-    )
+    ]
     done = run_python("-c", f"import sys, synkro; print([m for m in {heavy} if m in sys.modules])")
     assert done.stdout == "[]\n"
 
@@ -528,30 +451,16 @@ def test_import_starts_nothing(run_python):
     assert done.stdout == "1 0\n"
 
 
-def cores_of(pid):
-    """The cores that the kernel lets the process *pid* use."""
-    cores = set()
-    for part in status_of(pid)["Cpus_allowed_list"].split(","):
-        first, _, last = part.partition("-")
-        cores |= set(range(int(first), int(last or first) + 1))
-    return cores
-
-
-def status_of(pid):
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
-
-
 @pytest.mark.fresh
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_workers_sleep_on_cores_of_their_own_and_compute_on_any():
-    everywhere = os.sched_getaffinity(0)
+    everywhere = set(CORES)
     with synk.Session(devices=["cpu"] * len(everywhere), verbose=False) as session:
         f = session.function(lambda: sorted(os.sched_getaffinity(0)), outputs=None)
         few = session.function(lambda: os.sched_setaffinity(0, {min(everywhere)}), outputs=[])
-        homes = [{core} for core in sorted(everywhere)]
+        homes = [{core} for core in CORES]
         for _ in range(3):
-            assert wait_until(lambda: [cores_of(pid) for pid in session.pids] == homes)
+            assert wait_until(lambda: [os.sched_getaffinity(pid) for pid in session.pids] == homes)
             assert [set(map(int, found)) for found in f()] == [everywhere] * len(everywhere)
         few()
         assert [set(map(int, found)) for found in f()] == [{min(everywhere)}] * len(everywhere)
@@ -559,19 +468,17 @@ def test_workers_sleep_on_cores_of_their_own_and_compute_on_any():
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_cores_that_somebody_else_has_chosen_stay():
-    cores = sorted(os.sched_getaffinity(0))
-    with synk.Session(devices=["cpu"] * len(cores), verbose=False) as session:
+    chosen = CORES[::-1]
+    with synk.Session(devices=["cpu"] * len(CORES), verbose=False) as session:
         f = session.function(lambda: sorted(os.sched_getaffinity(0)), outputs=None)
         f()
-        homes = [{core} for core in cores]
-        assert wait_until(lambda: [cores_of(pid) for pid in session.pids] == homes)
-        chosen = cores[::-1]
+        assert wait_until(
+            lambda: [os.sched_getaffinity(pid) for pid in session.pids] == [{core} for core in CORES]
+        )
         for pid, core in zip(session.pids, chosen, strict=True):
             os.sched_setaffinity(pid, {core})
-        found = [set(map(int, cores)) for cores in f()]
-        assert found == [
-            {core} if core != home else set(cores) for core, home in zip(chosen, cores, strict=True)
-        ]
+        found = [[int(core) for core in cores] for cores in f()]
+    assert found == [[core] if core != home else CORES for core, home in zip(chosen, CORES, strict=True)]
 
 
 # ── threads, forks and exits ─────────────────────────────────────────────────────────────────────────
@@ -587,22 +494,6 @@ def test_workers_survive_the_thread_that_forked():
     assert [f(np.arange(4.0)) for _ in range(3)] == [6, 6, 6]
 
 
-def test_calls_from_several_threads_are_served_one_at_a_time(session):
-    f = session.function(lambda x: x.sum(), outputs="sum")
-    results = {}
-
-    def work(number):
-        x = session.data(np.full(5, number))
-        results[number] = [f(x) for _ in range(50)]
-
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == {n: [5 * n] * 50 for n in range(4)}
-
-
 FORKED = """
 import multiprocessing, os, sys
 import numpy as np, synkro as synk
@@ -615,8 +506,11 @@ assert f(x) == 6
 def child(own):
     try:
         f(x)
-    except synk.SessionClosed:
+    except synk.SessionClosed as error:
         assert x[:].tolist() == [0, 1, 2, 3]
+        assert "belongs to the parent of this process" in str(error)
+        assert "call fork() for a new one" in str(error)
+        assert "closed" not in str(error)
     else:
         raise AssertionError("the child used the parent's workers")
     synk.close()
@@ -659,11 +553,9 @@ import synkro as synk
 synk.fork(2, verbose=False)
 x = synk.data(np.ones(4))
 
-
 def slow(x, k, seconds):
     time.sleep(seconds)
     return x.sum() * k
-
 
 f = synk.function(slow, bcast_inputs=["k", "seconds"], outputs="sum")
 f(x, 2.0, 0.0)

@@ -4,9 +4,6 @@ import os
 
 import pytest
 
-import synkro as synk
-from support.sessions import total
-
 pytestmark = pytest.mark.programs
 
 REAPERS = {
@@ -58,25 +55,3 @@ assert not any(os.path.exists(f"/proc/{{pid}}") for pid in pids)
 """
     )
     assert done.stderr == ""
-
-
-def test_a_session_in_a_forked_child_is_the_parents(session):
-    x = session.data([1.0, 2.0, 4.0])
-    f = session.function(lambda x: x.sum(), outputs="sum")
-    assert f(x) == 7
-    read, write = os.pipe()
-    pid = os.fork()
-    if not pid:
-        try:
-            f(x)
-        except synk.SessionClosed as error:
-            os.write(write, str(error).encode())
-        os._exit(0)
-    os.waitpid(pid, 0)
-    said = os.read(read, 1000).decode()
-    os.close(read)
-    os.close(write)
-    assert "belongs to the parent of this process" in said
-    assert "call fork() for a new one" in said
-    assert "closed" not in said
-    assert total(session) == 7
