@@ -17,7 +17,7 @@ def name(file):
 
 
 ENDS = {  # of files that start a session for each test: which of their tests
-    "session/dead_workers": "not (a_death_is_told or of_the_type) or SIGKILL or while_computing",
+    "session/dead_workers": "not a_death_is_told or SIGKILL or while_computing",
     "calls/target_failures": "not fork and not map",
     "comms/stranded": "not test_a_death_while or (SIGKILL and (all_reduce or recv))",
     "calls/interrupts": "ctrl_c and not cuts_off or training_step or comes_late",

@@ -86,35 +86,64 @@ MOMENTS = {
     "when the question has imported all": ("benchmarks.common", 1),
     "when its first worker begins": ("[rank 0] site", 1),
     "when its first worker has begun": ("[rank 1] synkro.worker.loop", 1),
+    "when it has said what it does": "endurance (quick)",
+    "when it has said a first result": "growth of resident memory",
 }
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_bench_can_be_interrupted(moment):
     with Command(*BENCH) as command:
-        assert command.reaches(*MOMENTS[moment])
+        reached = MOMENTS[moment]
+        assert command.says(reached) if isinstance(reached, str) else command.reaches(*reached)
         below = descendants(command.process.pid)
         command.interrupt()
         assert command.ended() == (130, "")
         assert wait_until(lambda: all(map(gone, below)))
 
 
-def test_an_interrupt_in_generated_code_gives_the_same_status(run_python, tmp_path):
-    """Dataclasses and named tuples are made by exec(), of whose interrupts Python keeps a note."""
+COMMANDS = {  # what a command does, its status, and what it prints
+    "only the first interrupts": (
+        """
+    try:
+        signal.raise_signal(signal.SIGINT)
+    finally:
+        for _ in range(3):
+            signal.raise_signal(signal.SIGINT)
+        print("cleaned up")
+""",
+        130,
+        "cleaned up\n",
+    ),
+    "one in a finalizer is heard": (
+        """
+    class Late:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    Late()
+    time.sleep(60)
+""",
+        130,
+        "",
+    ),
+    # by which dataclasses and named tuples are made: Python keeps a note of its interrupts
+    "one in generated code": ("\n    exec('raise KeyboardInterrupt')\n", 130, ""),
+    # as a shell starts what is to run in the background
+    "what ignores it goes on": ("\n    signal.raise_signal(signal.SIGINT)\n    return 7\n", 7, ""),
+}
+
+
+@pytest.mark.parametrize("what", COMMANDS)
+def test_the_status_of_a_command(run_python, tmp_path, what):
+    does, status, printed = COMMANDS[what]
+    ignores = "signal.signal(signal.SIGINT, signal.SIG_IGN)" if "ignores" in what else ""
     (tmp_path / "interrupted.py").write_text(
-        "from synkro.cli import ctrl_c\n"
-        "raise SystemExit(ctrl_c.status_of(lambda: exec('raise KeyboardInterrupt')))\n"
+        f"import signal, sys, time\n{ignores}\nfrom synkro.cli import ctrl_c\n"
+        f"def command():{does}sys.exit(ctrl_c.status_of(command))\n"
     )
     done = run_python("-m", "interrupted", check=False)
-    assert (done.returncode, done.stderr) == (130, "")
-
-
-@pytest.mark.parametrize("text", ["endurance (quick)", "growth of resident memory"])
-def test_bench_can_be_interrupted_when_it_has_said_something(text):
-    with Command(*BENCH) as command:
-        assert command.says(text)
-        command.interrupt()
-        assert command.ended() == (130, "")
+    assert (done.returncode, done.stdout, done.stderr) == (status, printed, "")
 
 
 @pytest.mark.parametrize("command", [("bench", "--help"), ("bench", "no_such_question")], ids=" ".join)
@@ -165,67 +194,6 @@ finally:
 """
     )
     assert (done.stdout, done.stderr) == ("interrupted 130\n", "")
-
-
-def test_only_the_first_interrupts(run_python):
-    done = run_python(
-        """
-import signal, sys
-from synkro.cli import ctrl_c
-
-def command():
-    try:
-        signal.raise_signal(signal.SIGINT)
-    finally:
-        for _ in range(3):
-            signal.raise_signal(signal.SIGINT)
-        print("cleaned up")
-
-sys.exit(ctrl_c.status_of(command))
-""",
-        check=False,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "cleaned up\n", "")
-
-
-def test_an_interrupt_in_a_finalizer_is_heard(run_python):
-    done = run_python(
-        """
-import signal, sys, time
-from synkro.cli import ctrl_c
-
-class Late:
-    def __del__(self):
-        signal.raise_signal(signal.SIGINT)
-
-def command():
-    Late()
-    time.sleep(60)
-
-sys.exit(ctrl_c.status_of(command))
-""",
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (130, "")
-
-
-def test_what_ignores_ctrl_c_goes_on(run_python):
-    """As a shell starts what is to run in the background."""
-    done = run_python(
-        """
-import signal, sys
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-from synkro.cli import ctrl_c
-
-def command():
-    signal.raise_signal(signal.SIGINT)
-    return 7
-
-sys.exit(ctrl_c.status_of(command))
-""",
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (7, "")
 
 
 def test_other_programs_keep_their_own_handler(run_python):

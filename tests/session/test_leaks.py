@@ -53,7 +53,14 @@ class Count:
         }
 
 
-def check_growth(before, after):
+def check_growth(count, call, first, more):
+    """Nothing is held of so many *more* calls; the *first* ones may keep some memory for the next."""
+    for n in range(first):
+        call(n)
+    before = count()
+    for n in range(more):
+        call(n)
+    after = count()
     bounds = {name: SLACK if "memory" in name else FEW for name in before}
     grown = {n: (before[n], after[n]) for n in before if after[n] - before[n] > bounds[n]}
     assert not grown, grown
@@ -64,30 +71,18 @@ def check_growth(before, after):
 def test_calls_leave_nothing(rows, outputs, session):
     f = session.function(lambda x: 2 * x[: len(x) // 2], outputs=outputs)
     x = session.data(np.ones(rows))
-    count = Count(session)
-    for _ in range(20):
-        f(x)
-    before = count()
-    for _ in range(200):
-        f(x)
-    check_growth(before, count())
+    check_growth(Count(session), lambda n: f(x), 20, 200)
 
 
 def test_calls_with_plain_arrays_and_batches_leave_nothing(session):
     f = session.function(lambda x, y: x + y.sum(), bcast_inputs="y", outputs="gather")
-    count = Count(session)
 
     def call(n):
         x = np.ones(1000 + 100 * n)
         assert len(f(x, np.ones(n % 7 + 1))) == len(x)
         assert len(f(x, y=np.ones(3), batch=np.arange(n + 1), num_slices=2)) == n + 1
 
-    for n in range(200):
-        call(n)
-    before = count()
-    for n in range(200):
-        call(n)
-    check_growth(before, count())
+    check_growth(Count(session), call, 200, 200)
 
 
 def test_failing_calls_leave_nothing(session):
@@ -97,25 +92,18 @@ def test_failing_calls_leave_nothing(session):
 
     f = session.function(f)
     x = session.data(np.ones(4))
-    count = Count(session)
 
-    def fail():
+    def fail(n):
         with pytest.raises(synk.WorkerError, match="131072 of 2"):
             f(x)
 
-    for _ in range(20):
-        fail()
-    before = count()
-    for _ in range(100):
-        fail()
-    check_growth(before, count())
+    check_growth(Count(session), fail, 20, 100)
 
 
 @pytest.mark.parametrize("used", [True, False], ids=["used", "unused"])
 @pytest.mark.parametrize("how", ["dropped", "freed", "grown"])
 def test_data_leave_nothing(how, used, session):
     f = session.function(lambda x: x.sum(), outputs="sum")
-    count = Count(session)
 
     def create(n):
         x = session.data(np.ones(8000))
@@ -128,31 +116,19 @@ def test_data_leave_nothing(how, used, session):
         if how == "freed":
             x.free_memory()
 
-    for n in range(50):
-        create(n)
-    before = count()
-    for n in range(1000 if how == "dropped" else 300):
-        create(n)
-    check_growth(before, count())
+    check_growth(Count(session), create, 50, 1000 if how == "dropped" else 300)
 
 
 def test_many_data_at_once_leave_nothing(session):
     f = session.function(lambda *xs: sum(x.sum() for x in xs), outputs="sum")
-    count = Count(session)
-    many = [session.data(np.ones(10)) for _ in range(60)]
-    assert f(*many) == 600
-    del many
-    before = count()
-    for _ in range(10):
-        many = [session.data(np.ones(10)) for _ in range(60)]
-        assert f(*many) == 600
-        del many
-    check_growth(before, count())
+
+    def create(n):
+        assert f(*[session.data(np.ones(10)) for _ in range(60)]) == 600
+
+    check_growth(Count(session), create, 1, 10)
 
 
 def test_functions_leave_nothing(session):
-    count = Count(session)
-
     def create(n):
         closure = np.full(20_000, n)
         f = session.function(lambda x: x + closure[0], outputs="gather", name=f"f{n}")
@@ -161,12 +137,7 @@ def test_functions_leave_nothing(session):
         session.distribute()
         del unused
 
-    for n in range(30):
-        create(n)
-    before = count()
-    for n in range(300):
-        create(n)
-    check_growth(before, count())
+    check_growth(Count(session), create, 30, 300)
 
 
 def test_redefined_functions_are_forgotten_by_the_workers(session):
@@ -181,9 +152,8 @@ def test_redefined_functions_are_forgotten_by_the_workers(session):
 def test_results_that_are_kept_stay_and_those_dropped_go(session):
     f = session.function(lambda x: x, outputs="gather")
     x = session.data(np.ones(100_000))
-    count = Count(session)
 
-    def keep_many():
+    def keep_many(_):
         kept = []
         for n in range(12):
             x[:] = n
@@ -191,11 +161,7 @@ def test_results_that_are_kept_stay_and_those_dropped_go(session):
         assert [result[0] for result in kept] == list(range(12))
         assert [result[-1] for result in kept] == list(range(12))
 
-    keep_many()  # some of their memory is kept for the next ones
-    before = count()
-    for _ in range(10):
-        keep_many()
-    check_growth(before, count())
+    check_growth(Count(session), keep_many, 1, 10)
 
 
 def test_forking_and_closing_leaves_nothing():

@@ -1,6 +1,7 @@
 """What workers log and warn of, in the main program."""
 
 import collections
+import contextlib
 import enum
 import logging
 import logging.handlers
@@ -23,6 +24,25 @@ two_forked = two_mapping
 
 def both(level, text):
     return sorted((level, text, rank) for rank in range(2))
+
+
+@contextlib.contextmanager
+def handling(emit):
+    """Until the end of the block *emit* is called with each record."""
+    handler = logging.Handler()
+    handler.emit = emit
+    log.addHandler(handler)
+    try:
+        yield handler
+    finally:
+        log.removeHandler(handler)
+
+
+def raising(error):
+    def fail(record):
+        raise error
+
+    return fail
 
 
 # ── records ──────────────────────────────────────────────────────────────────────────────────────────
@@ -216,21 +236,11 @@ def test_where_nobody_handles_records_lines_say_all(two, capfd, monkeypatch):
 
 
 def test_filters_and_handlers_that_raise(two, kept, capfd):
-    class Broken(logging.Handler):
-        def emit(self, record):
-            raise OSError("the disk is full")
-
-    def refuse(record):
-        raise ValueError("no such record")
-
+    refuse = raising(ValueError("no such record"))
     f = synk.function(lambda: log.info("x") or 7.0, outputs="mean")
-    broken = Broken()
-    log.addHandler(broken)
-    try:
+    with handling(raising(OSError("the disk is full"))):
         assert f() == 7
         assert _err(capfd).count("OSError: the disk is full") == 2
-    finally:
-        log.removeHandler(broken)
     log.addFilter(refuse)
     try:
         assert f() == 7
@@ -244,59 +254,41 @@ def test_filters_and_handlers_that_raise(two, kept, capfd):
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
 def test_a_handler_that_raises_no_exception(two, kept, kind):
-    class Ends(logging.Handler):
-        def emit(self, record):
-            raise kind
-
     f = synk.function(lambda: log.info("x") or print("y" * 200_000) or 7.0, outputs="mean")
-    handler = Ends()
-    log.addHandler(handler)
-    try:
-        with Watch():
-            assert [f(), f(), f()] == [7, 7, 7]
-    finally:
-        log.removeHandler(handler)
+    with handling(raising(kind)), Watch():
+        assert [f(), f(), f()] == [7, 7, 7]
     assert len(kept.said) == 6
 
 
 def test_a_handler_that_calls_a_function_is_told(two, capfd):
-    class Calls(logging.Handler):
-        def emit(self, record):
-            try:
-                f()
-            except Exception:
-                self.handleError(record)
+    def call(record):
+        try:
+            f()
+        except Exception:
+            handler.handleError(record)
 
     f = synk.function(lambda: log.warning("x") or 7.0, outputs="mean")
-    handler = Calls()
-    log.addHandler(handler)
-    try:
-        with Watch():
-            assert f() == 7
+    with handling(call) as handler, Watch():
+        assert f() == 7
         assert _err(capfd).count("UsageError: a handler of log records") == 2
-    finally:
-        log.removeHandler(handler)
     assert f() == 7
 
 
 def test_a_handler_that_waits_keeps_no_call_waiting_for_ever(two):
     begun, go = threading.Event(), threading.Event()
 
-    class Waits(logging.Handler):
-        def emit(self, record):
-            begun.set()
-            assert go.wait(30)
+    def wait(record):
+        begun.set()
+        assert go.wait(30)
 
     f = synk.function(lambda: log.warning("x") or 7.0, outputs="mean")
-    handler = Waits()
-    log.addHandler(handler)
-    try:
-        with Watch():
-            assert f() == 7  # it waits for a second
-        assert begun.is_set()
-    finally:
-        go.set()
-        log.removeHandler(handler)
+    with handling(wait):
+        try:
+            with Watch():
+                assert f() == 7  # it waits for a second
+            assert begun.is_set()
+        finally:
+            go.set()
     assert f() == 7
 
 
@@ -304,80 +296,57 @@ def test_a_handler_that_takes_what_the_program_holds_stops_no_call(two):
     """Though the call logs far more than a socket holds."""
     held, count = threading.Lock(), []
 
-    class Takes(logging.Handler):
-        def emit(self, record):
-            with held:
-                count.append(record.rank)
+    def take(record):
+        with held:
+            count.append(record.rank)
 
     def task():
         for n in range(3000):
             log.warning("line %d %s", n, "x" * 100)
 
     f = synk.function(task, outputs=[])
-    log.addHandler(handler := Takes())
-    try:
+    with handling(take):
         with Watch(), held:
             f()
         assert wait_until(lambda: len(count) == 6000)
-    finally:
-        log.removeHandler(handler)
 
 
 def test_a_handler_that_takes_too_long_is_told_of_what_is_left_out(two, capfd):
     go = threading.Event()
-
-    class Waits(logging.Handler):
-        def emit(self, record):
-            assert go.wait(60)
-
     f = synk.function(lambda: [log.warning("x" * (1 << 24)) for _ in range(6)], outputs=[])
-    log.addHandler(handler := Waits())
-    try:
-        with Watch():
-            f()
-        go.set()
+    with handling(lambda record: go.wait(60)):
+        try:
+            with Watch():
+                f()
+        finally:
+            go.set()
         assert wait_until(lambda: "messages of workers' logs were left out" in _err(capfd))
-    finally:
-        go.set()
-        log.removeHandler(handler)
 
 
 def test_a_handler_may_use_an_executor():
     found = []
-
-    class Submits(logging.Handler):
-        def emit(self, record):
-            found.append(executor.submit(pow, 2, 3).result(30))
-
-    log.addHandler(handler := Submits())
-    try:
-        with synk.Executor(1) as executor, Watch():
-            assert executor.submit(log.warning, "x").result(30) is None
-            assert wait_until(lambda: found == [8])
-    finally:
-        log.removeHandler(handler)
-
-
-guard = threading.Lock()
+    with (
+        synk.Executor(1) as executor,
+        handling(lambda record: found.append(executor.submit(pow, 2, 3).result(30))),
+        Watch(),
+    ):
+        assert executor.submit(log.warning, "x").result(30) is None
+        assert wait_until(lambda: found == [8])
 
 
 def test_what_handlers_hold_stays_here(two):
     """A logger travels by its name: what its handlers use need not pickle."""
+    guard, last = threading.Lock(), []
 
-    class Guarded(logging.Handler):
-        def emit(self, record):
-            with guard:
-                self.last = record.getMessage()
+    def keep(record):
+        with guard:
+            last[:] = [record.getMessage()]
 
-    handler = Guarded()
-    log.addHandler(handler)
-    try:
+    with handling(keep):
         assert two.map(lambda n: log.warning("item %d", n) or n, [5]) == [5]
-        assert handler.last == "item 5"
+        assert last == ["item 5"]
         synk.function(lambda: log.warning("a call"), outputs=[])()
-        assert handler.last == "a call"
-    finally:
-        log.removeHandler(handler)
+        assert last == ["a call"]
 
 
 def test_large_records_and_many(two, kept):
@@ -481,6 +450,18 @@ def test_ctrl_c_while_records_come(kept):
     assert {len(text.split()) for _, text, _ in kept.said} <= {1, 2}
 
 
+# ── warnings ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def shown(action, count, f):
+    """The warnings that calls of *f* give, where the filters say *action*."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter(action)
+        for _ in range(count):
+            f()
+    return [(each.category, str(each.message), each.filename, each.lineno) for each in found]
+
+
 def test_warnings_of_one_rank_after_the_other(two):
     f = synk.function(
         lambda x: warnings.warn("negative", stacklevel=1) if x.min() < 0 else None, outputs=[]
@@ -529,18 +510,6 @@ def test_tasks_of_an_executor_log(kept):
         assert shown("ignore", 1, run) == []
         with pytest.raises(UserWarning, match="once"):
             shown("error", 1, run)
-
-
-# ── warnings ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-def shown(action, count, f):
-    """The warnings that calls of *f* give, where the filters say *action*."""
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter(action)
-        for _ in range(count):
-            f()
-    return [(each.category, str(each.message), each.filename, each.lineno) for each in found]
 
 
 def test_warnings_come_once_and_at_their_line(two):
