@@ -111,16 +111,6 @@ def test_every_rank_gets_the_command_and_gives_its_own_reply(wired, size):
     assert wire.ask(b"", b"") == [b"%d||" % rank for rank in range(size)]
 
 
-def test_housekeeping_is_not_done_twice(wired):
-    wire = wired(2, echo)
-    command = b"the same object"
-    assert wire.ask(command, b"once")[0] == b"0|the same object|once"
-    for _ in range(3):
-        assert wire.ask(command)[0] == b"0|the same object|"
-    assert wire.ask(command, b"again")[1] == b"1|the same object|again"
-    assert wire.ask(command)[1] == b"1|the same object|"
-
-
 def test_many_rounds_of_old_and_new_commands_and_replies(wired):
     rng = random.Random(0)
     kept = [rng.randbytes(rng.choice([0, 1, 100, AREA // 2])) for _ in range(4)]
@@ -304,17 +294,11 @@ def test_commands_have_numbers_that_grow(wired):
     assert sorted(set(numbers)) == numbers
 
 
-def test_where_a_rank_is(wired):
-    wire = wired(2)
-    wire.listeners[1].report(2, 7)
-    assert wire.controller.whereabouts(0) == (0, 0)
-    assert wire.controller.whereabouts(1) == (2, 7)
-
-
 def test_marks_are_left_while_somebody_traces(wired):
     wire = wired(2)
     controller, listener = wire.controller, wire.listeners[1]
     listener.report(1, 5)
+    assert (controller.whereabouts(0), controller.whereabouts(1)) == ((0, 0), (1, 5))
     assert controller.marked(1) == 0
     controller.trace(True)
     before = time.perf_counter_ns()

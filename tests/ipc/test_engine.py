@@ -1,7 +1,6 @@
 """The engine: every command gets one reply a rank, or an error says what became of the workers."""
 
 import contextlib
-import functools
 import gc
 import os
 import pickle
@@ -18,7 +17,6 @@ import synkro as synk
 from support.failing import Nap, hanging, in_native_code, leave, sleeping, stubborn
 from support.leftovers import mappings
 from support.sessions import rows, total
-from support.together import good, together
 from support.waiting import Watch, gone, stopped, wait_until
 from synkro.controller.engine.engine import Engine, State
 from synkro.ipc.block import AREA
@@ -51,17 +49,6 @@ def created(engine, array, name=None):
 
 
 # ── commands and replies ─────────────────────────────────────────────────────────────────────────────
-
-
-def test_every_command_gets_a_reply_from_every_rank(engine):
-    assert engine.state is State.READY
-    assert len(engine.workers.pids) == engine.size == 2
-    for command in (Release(), pickle.dumps(Release(), 5)):
-        for _ in range(3):
-            assert engine.run(command) == [Ack(), Ack()]
-    number = created(engine, np.zeros((2, 3)))
-    assert engine.run(Inspect((number,))) == [Shapes(((2, 3),))] * 2
-    assert engine.run(Release()) == [Ack(), Ack()]
 
 
 def test_what_fails_in_a_worker_is_raised_and_the_next_command_works(engine):
@@ -112,21 +99,6 @@ def test_numbers_are_given_once(engine):
     assert len(set(numbers)) == 3
 
 
-def test_ticks_come_while_a_command_takes_long(engine):
-    for pid in engine.workers.pids:
-        os.kill(pid, signal.SIGSTOP)
-    ticks = []
-
-    def tick():
-        ticks.append(None)
-        if len(ticks) == 2:
-            for pid in engine.workers.pids:
-                os.kill(pid, signal.SIGCONT)
-
-    assert engine.run(Release(), on_tick=tick) == [Ack(), Ack()]
-    assert len(ticks) >= 2
-
-
 def test_what_is_freed_is_given_back_before_more_is_asked_for(engine):
     def mapped():
         return [mappings(pid) for pid in engine.workers.pids]
@@ -148,30 +120,6 @@ def test_what_is_freed_is_given_back_before_more_is_asked_for(engine):
 
 
 # ── states ───────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_closed_engine_serves_nothing(engine):
-    pids = engine.workers.pids
-    engine.close()
-    assert engine.state is State.CLOSED
-    assert all(map(gone, pids))
-    for refused in (engine.require_ready, lambda: engine.run(Release())):
-        with pytest.raises(synk.SessionClosed, match="fork"):
-            refused()
-    engine.close()
-
-
-def test_a_broken_engine_serves_nothing_but_its_end(engine):
-    os.kill(engine.workers.pids[1], signal.SIGKILL)
-    with Watch(), pytest.raises(synk.WorkerDied, match="rank 1") as caught:
-        engine.run(Release())
-    assert caught.value.signal == signal.SIGKILL
-    assert engine.state is State.BROKEN
-    with pytest.raises(synk.SessionBroken, match="rank 1"):
-        engine.run(Release())
-    assert wait_until(lambda: all(map(gone, engine.workers.pids)))
-    engine.close()
-    assert engine.state is State.CLOSED
 
 
 @pytest.mark.fresh
@@ -200,16 +148,6 @@ def test_who_is_late_is_waited_for_by_the_next_command(engine):
     assert not engine.interrupted
     engine.settle()  # there is nothing to wait for
     assert engine.run(Release()) == [Ack(), Ack()]
-
-
-def test_commands_of_several_threads_take_turns(engine):
-    numbers = [created(engine, np.zeros(length)) for length in range(1, 4)]
-
-    def ask(number, length):
-        return all(engine.run(Inspect((number,))) == [Shapes(((length,),))] * 2 for _ in range(50))
-
-    asking = [functools.partial(ask, number, length) for length, number in enumerate(numbers, start=1)]
-    assert good(together(*asking)) == [True] * 3
 
 
 # ── a worker dies ────────────────────────────────────────────────────────────────────────────────────
@@ -309,20 +247,6 @@ def test_a_late_rank_is_named(busy, impatient):
     assert "is running the function, 0 slices done" in str(caught.value)
     assert impatient.state is State.READY
     assert answers(f, np.ones(7)) == 7
-
-
-def test_a_stopped_worker_is_named_and_can_go_on(impatient):
-    f = impatient.function(lambda x: x.sum(), outputs="sum")
-    x = impatient.data(np.ones(7))
-    assert f(x) == 7
-    os.kill(impatient.pids[1], signal.SIGSTOP)
-    assert wait_until(lambda: stopped(impatient.pids[1]))
-    for _ in range(2):
-        with Watch(), pytest.raises(synk.CallTimeout, match="rank 1") as caught:
-            f(x)
-        assert caught.value.ranks == (1,)
-    os.kill(impatient.pids[1], signal.SIGCONT)
-    assert answers(f, x) == 7
 
 
 def test_all_late_ranks_are_named(impatient):

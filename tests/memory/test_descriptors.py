@@ -9,7 +9,7 @@ import pytest
 
 import synkro as synk
 from support.limits import descriptors
-from support.programs import ROOT
+from support.programs import PATHS
 
 pytestmark = pytest.mark.quick
 
@@ -19,12 +19,8 @@ X = np.arange(6.0)
 @contextlib.contextmanager
 def told(left):
     """What is said in a block that has so many descriptors left, which are too few."""
-    with (
-        descriptors(left),
-        pytest.raises(
-            synk.SharedMemoryError, match=r"Too many open files\): raise the limit \(ulimit -n"
-        ),
-    ):
+    says = r"Too many open files\): raise the limit \(ulimit -n"
+    with descriptors(left), pytest.raises(synk.SharedMemoryError, match=says):
         yield
 
 
@@ -80,8 +76,7 @@ for call in calls:
 
 def test_what_is_imported_when_it_is_used_first(run_python):
     """Python says so itself where nothing of Synkro is there yet that could."""
-    paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
-    first, *others = run_python(LAZY, env=paths).stdout.splitlines()
+    first, *others = run_python(LAZY, env=PATHS).stdout.splitlines()
     assert "Too many open files" in first
     assert len(others) == 3
     assert all("raise the limit (ulimit -n)" in line for line in others)

@@ -1,5 +1,6 @@
 """Where memory runs out, the user hears how much was asked for, and can go on."""
 
+import builtins
 import errno
 import os
 import resource
@@ -31,6 +32,11 @@ def full(monkeypatch):
     monkeypatch.setattr(os, "posix_fallocate", refuse)
 
 
+def knowing(value):
+    """A function that brings *value* along."""
+    return lambda x: len(value) + x.sum()
+
+
 def need_data(session):
     return lambda: session.data(np.ones(10))
 
@@ -47,49 +53,32 @@ def need_growth(session):
     return grow
 
 
-def need_a_copied_input(session):
-    f = session.function(rows, outputs="gather")
-    return lambda: f(np.ones(1000))
+def calling(fn, outputs, rows, plain=False, **options):
+    """A call of *fn* with so many *rows*, which lie in shared memory unless they are *plain*."""
+
+    def need(session):
+        f = session.function(fn, outputs=outputs)
+        x = np.ones(rows) if plain else session.data(np.ones(rows))
+        return lambda: f(x, **options)
+
+    return need
 
 
-def need_a_batch(session):
-    f = session.function(rows, outputs="gather")
-    x = session.data(np.ones(10))
-    return lambda: f(x, batch=[1, 3, 5])
+NEEDS = {
+    "data": need_data,
+    "growth": need_growth,
+    "a copied input": calling(rows, "gather", 1000, plain=True),
+    "a batch": calling(rows, "gather", 10, batch=[1, 3, 5]),
+    "stages": calling(lambda x: np.full(LARGE, x.sum()), "sum", 10),
+    "a result": calling(rows, "gather", 2 * LARGE),
+    "room for a closure": calling(knowing(np.ones(LARGE)), "mean", 10),
+    "room for a long command": calling(knowing("".join(map(str, range(40_000)))), "mean", 10),
+}
 
 
-def need_stages(session):
-    f = session.function(lambda x: np.full(LARGE, x.sum()), outputs="sum")
-    x = session.data(np.ones(10))
-    return lambda: f(x)
-
-
-def need_a_result(session):
-    f = session.function(rows, outputs="gather")
-    x = session.data(np.ones(2 * LARGE))
-    return lambda: f(x)
-
-
-def need_room_for_a_closure(session):
-    closure = np.ones(LARGE)
-    f = session.function(lambda x: closure.sum() + x.sum())
-    x = session.data(np.ones(10))
-    return lambda: f(x)
-
-
-def need_room_for_a_long_command(session):
-    text = "".join(map(str, range(40_000)))
-    f = session.function(lambda x: len(text) + x.sum())
-    x = session.data(np.ones(10))
-    return lambda: f(x)
-
-
-NEEDS = [value for name, value in list(globals().items()) if name.startswith("need_")]
-
-
-@pytest.mark.parametrize("need", NEEDS, ids=lambda need: need.__name__)
+@pytest.mark.parametrize("need", NEEDS)
 def test_full_memory_is_an_error_and_the_session_goes_on(need, session, monkeypatch):
-    call = need(session)
+    call = NEEDS[need](session)
     full(monkeypatch)
     for _ in range(2):
         with pytest.raises(synk.SharedMemoryError, match=r"could not be had \(No space left on device"):
@@ -156,10 +145,7 @@ def test_a_worker_that_cannot_map_memory_now_can_do_so_later(session):
 
 def test_inputs_outlive_a_worker_s_shortage_of_descriptors(session):
     def hog(on):
-        import builtins
-        import os
-
-        held = builtins.__dict__.setdefault("held", [])
+        held = vars(builtins).setdefault("held", [])
         try:
             while on:
                 held.append(os.open(os.devnull, os.O_RDONLY))
@@ -169,8 +155,6 @@ def test_inputs_outlive_a_worker_s_shortage_of_descriptors(session):
             os.close(held.pop())
 
     def opens():
-        import os
-
         os.close(os.open(os.devnull, os.O_RDONLY))
 
     hogging = session.function(hog, bcast_inputs="on", outputs=[])
@@ -199,12 +183,9 @@ def test_inputs_outlive_a_worker_s_shortage_of_descriptors(session):
     assert session.map(abs, [-1]) == [1]
 
 
-@pytest.mark.parametrize("leave", ["pass", "sys.exit(3)"])
+@pytest.mark.parametrize("leave", ["pass", "raise SystemExit(3)"])
 def test_a_child_forked_by_a_function_is_no_rank(session, leave):
     def forks(x):
-        import os
-        import sys  # noqa: F401
-
         child = os.fork()
         if child == 0:
             exec(leave)
@@ -221,8 +202,6 @@ def test_a_child_forked_by_a_function_is_no_rank(session, leave):
 
 def test_a_worker_that_closed_its_descriptors_is_given_up(session):
     def deafen(x):
-        import os
-
         os.closerange(3, 20)
         x.spare = [os.open("/dev/zero", os.O_RDONLY) for _ in range(17)]
 

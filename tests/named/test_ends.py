@@ -4,13 +4,12 @@ import os
 import random
 import signal
 import subprocess
-import sys
 
 import pytest
 
 from support.leftovers import children
 from support.named import files
-from support.programs import ROOT
+from support.programs import start_python
 from support.waiting import SOON, Watch, gone, wait_until
 from synkro.memory import named
 
@@ -50,20 +49,9 @@ while True:
 """
 
 
-def start(code, *arguments):
-    return subprocess.Popen(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-
-
 def begun(*arguments):
     """A program that has made two names; the process ids of its child and of its workers."""
-    program = start(WAITING, *arguments)
+    program = start_python(WAITING, *arguments)
     child, *workers = map(int, program.stdout.readline().split())
     assert len(files(arguments[0])) == 4
     return program, child, workers
@@ -84,7 +72,7 @@ ANOTHER_USER = "if not os.geteuid(): os.setuid(65534)\n"  # who may not remove w
     + [first + then for first in (NOT_ALLOWED, ANOTHER_USER) for then in ("", "synk.close()")],
 )
 def test_a_program_that_ends_takes_its_names_along(name, how):
-    program = start(OWNER + how, name)
+    program = start_python(OWNER + how, name, stderr=subprocess.DEVNULL)
     with Watch():
         program.communicate()
         assert wait_until(lambda: not files(name))
@@ -154,7 +142,7 @@ def test_where_all_are_killed_the_next_one_removes_the_names(name, finder):
     for _ in range(10):  # other tests begin programs, too, one of which may be the next
         program, _, _ = begun(name)
         kill_all(program)
-        done = start(*(part.replace("NAME", name) for part in command))
+        done = start_python(*(part.replace("NAME", name) for part in command), stderr=subprocess.PIPE)
         printed = "".join(done.communicate())
         assert done.returncode == 0, printed
         assert not files(name)
@@ -163,23 +151,19 @@ def test_where_all_are_killed_the_next_one_removes_the_names(name, finder):
     assert all(line.replace("NAME", name) in printed for line in says)
 
 
-def test_killed_at_any_moment(name):
-    chance = random.Random(0)
+@pytest.mark.parametrize("all_of_it", [False, True])
+def test_killed_at_any_moment(name, all_of_it):
+    """The program alone, or with its workers and the keeper of its names."""
+    chance = random.Random(all_of_it)
     for _ in range(8):
-        program = start(AGAIN, name)
+        program = start_python(AGAIN, name)
         for _ in range(chance.randrange(1, 4)):
             program.stdout.readline()
-        program.kill()
-        assert wait_until(lambda: not files(name), SOON)
-        program.communicate()
-
-
-def test_all_are_killed_at_any_moment(name):
-    chance = random.Random(1)
-    for _ in range(8):
-        program = start(AGAIN, name)
-        for _ in range(chance.randrange(1, 4)):
-            program.stdout.readline()
-        kill_all(program)
-        named.sweep()
-        assert not files(name)
+        if all_of_it:
+            kill_all(program)
+            named.sweep()
+            assert not files(name)
+        else:
+            program.kill()
+            assert wait_until(lambda: not files(name), SOON)
+            program.communicate()

@@ -1,10 +1,10 @@
 """Rings: a program hands frames over to this one; whichever ends, the other gets an error or the end."""
 
+import functools
 import os
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
 
@@ -13,7 +13,7 @@ import pytest
 
 import synkro as synk
 from support.named import files
-from support.programs import ROOT
+from support.programs import start_python
 from support.sessions import lasting, running
 from support.waiting import Watch, wait_until
 from synkro.memory import named
@@ -97,13 +97,6 @@ def test_calls_on_frames_are_exact(session, ring, name):
         assert np.array_equal(f(np.ones((5, 1, 1)), each), 5 * expected)
 
 
-def test_several_frames_wait(ring, name, total):
-    with synk.ring(name) as writer:
-        for number in range(3):
-            writer.write(frame(number))
-    assert [total(each) for each in ring] == [0, 15, 30]
-
-
 def test_submitted_calls_keep_their_frame(session, ring, name):
     def slow(x):
         time.sleep(0.02)
@@ -143,26 +136,17 @@ def test_a_frame_that_was_handed_back_is_an_error_and_no_other_frame(ring, name,
                 use(each)
 
 
-def closing(ring, side):
-    """A thread that closes one side of a ring while the other waits."""
-    thread = threading.Thread(target=lambda: (time.sleep(0.05), side.close()))
-    thread.start()
-    return thread
-
-
 @pytest.mark.parametrize("way", ["thread", "signal"])
 def test_a_reader_may_be_closed_while_it_waits(ring, way):
     before = signal.signal(signal.SIGALRM, lambda *_: ring.close())
+    alarm = functools.partial(os.kill, os.getpid(), signal.SIGALRM)
+    timer = threading.Timer(0.05, ring.close if way == "thread" else alarm)
+    timer.start()
     try:
-        if way == "signal":
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
-        else:
-            thread = closing(ring, ring)
         with Watch(), pytest.raises(synk.InvalidValue, match="was closed"):
             next(ring)
-        if way == "thread":
-            thread.join()
     finally:
+        timer.join()
         signal.signal(signal.SIGALRM, before)
 
 
@@ -193,10 +177,11 @@ def test_a_writer_may_be_closed_while_it_waits(ring, name):
     writer = synk.ring(name)
     for number in range(ring.slots):
         writer.write(frame(number))
-    thread = closing(ring, writer)
+    timer = threading.Timer(0.05, writer.close)
+    timer.start()
     with Watch(), pytest.raises(synk.InvalidValue, match="was closed"):
         writer.write(frame(3))
-    thread.join()
+    timer.join()
     assert [each[0, 0] for each in ring] == [0, 1, 2]
 
 
@@ -279,14 +264,6 @@ def test_the_reader_that_closes_is_an_error_of_the_writer(session, name, total):
     writer.close()
 
 
-def test_ctrl_c_while_a_ring_is_made_leaves_nothing(session, name, interrupted_making):
-    with pytest.raises(KeyboardInterrupt):
-        session.ring(name, slots=2, shape=SHAPE)
-    interrupted_making.undo()
-    assert not files(name)
-    session.ring(name, slots=2, shape=SHAPE).close()
-
-
 def test_the_session_that_closes_ends_the_ring(name):
     with synk.Session(1, verbose=False) as own:
         ring = own.ring(name, slots=2, shape=SHAPE)
@@ -319,43 +296,20 @@ def test_a_ring_has_one_writer(ring, name):
 
 
 def test_what_a_ring_needs(session, name, ring):
-    with pytest.raises(synk.InvalidValue, match="neither in the one that writes"):
-        synk.ring(name, slots=3)
-    with pytest.raises(synk.InvalidValue, match="slots must be 1 or more"):
-        session.ring(f"{name}-2", slots=0, shape=3)
-    with pytest.raises(synk.InvalidType, match="slots must be an int"):
-        session.ring(f"{name}-2", slots=1.5, shape=3)
-    with pytest.raises(synk.InvalidValue, match="at most 245 bytes"):
-        session.ring("/" + "x" * 246, slots=2, shape=3)
-    with pytest.raises(synk.InvalidValue, match="this program has"):
-        session.ring(name, slots=2, shape=3)
-    with pytest.raises(synk.InvalidValue, match=r"is a ring.*ring\('"):
-        session.attach(name)
-    with pytest.raises(synk.InvalidValue, match="there is no shared memory"):
-        synk.ring(f"{name}-2")
     x = session.data(np.ones(3), shm_name=f"{name}-2")
-    with pytest.raises(synk.InvalidValue, match="is no ring"):
-        synk.ring(f"{name}-2")
+    for make, error, says in (
+        (lambda: synk.ring(name, slots=3), synk.InvalidValue, "neither in the one that writes"),
+        (lambda: session.ring(f"{name}-3", 0, 3), synk.InvalidValue, "slots must be 1 or more"),
+        (lambda: session.ring(f"{name}-3", 1.5, 3), synk.InvalidType, "slots must be an int"),
+        (lambda: session.ring("/" + "x" * 246, 2, 3), synk.InvalidValue, "at most 245 bytes"),
+        (lambda: session.ring(name, 2, 3), synk.InvalidValue, "this program has"),
+        (lambda: session.attach(name), synk.InvalidValue, r"is a ring.*ring\('"),
+        (lambda: synk.ring(f"{name}-3"), synk.InvalidValue, "there is no shared memory"),
+        (lambda: synk.ring(f"{name}-2"), synk.InvalidValue, "is no ring"),
+    ):
+        with pytest.raises(error, match=says):
+            make()
     x.free_memory()
-
-
-@pytest.mark.parametrize(
-    ("at", "value", "says"),
-    [
-        (12, 0, "field 'nbytes' is"),
-        (40, 0, "field 'slots' is 0"),
-        (48, 64, "'slot_bytes' is 64"),
-        (8, 1, "is of version 1"),
-    ],
-)
-def test_a_header_that_lies_is_an_error(ring, name, at, value, says):
-    with open(f"/dev/shm{name}", "r+b") as file:
-        at += os.fstat(file.fileno()).st_size - 192
-        right = os.pread(file.fileno(), 4, at)
-        os.pwrite(file.fileno(), value.to_bytes(4, "little"), at)
-        with pytest.raises(synk.InvalidValue, match=says):
-            synk.ring(name)
-        os.pwrite(file.fileno(), right, at)
 
 
 def test_the_longest_name(session):
@@ -418,10 +372,7 @@ def test_a_writer_in_c_whose_reader_closes(session, name, programs_in_c):
 
 
 WRITER = """
-import sys
-import numpy as np
-import synkro as synk
-
+import sys, numpy as np, synkro as synk
 try:
     with synk.ring(sys.argv[1]) as ring:
         for number in range(int(sys.argv[2])):
@@ -432,33 +383,19 @@ except synk.RingBroken:
 """
 
 
-def start(code, *arguments):
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-
-
-def taken(ring, total, writer, last, got):
-    """Take all frames, and kill the *writer* after so many."""
-    for each in ring:
-        got.append(total(each) // 15)
+@pytest.mark.programs
+def test_a_writer_in_python_is_killed_at_any_moment(session, name, total):
+    def take(frame):
+        got.append(total(frame) // 15)
         if len(got) == last + 1:
             writer.kill()
 
-
-@pytest.mark.programs
-def test_a_writer_in_python_is_killed_at_any_moment(session, name, total):
     chance = random.Random(1)
     for _ in range(4):
-        ring = session.ring(name, slots=2, shape=SHAPE, dtype="i8", timeout=30)
-        writer = start(WRITER, name, 10**6)
-        last = chance.randrange(100)
-        got = []
+        ring, got, last = session.ring(name, 2, SHAPE, "i8", timeout=30), [], chance.randrange(100)
+        writer = start_python(WRITER, name, 10**6)
         with pytest.raises(synk.RingBroken, match="is gone"):
-            taken(ring, total, writer, last, got)
+            list(map(take, ring))
         said = writer.communicate()[0].splitlines()
         assert got == list(range(len(got)))
         assert len(got) >= len(said)
@@ -466,9 +403,7 @@ def test_a_writer_in_python_is_killed_at_any_moment(session, name, total):
 
 
 READER = """
-import sys
-import synkro as synk
-
+import sys, synkro as synk
 synk.fork(2, verbose=False)
 total = synk.function(lambda x: x.sum(), outputs="sum")
 ring = synk.ring(sys.argv[1], slots=2, shape=(5, 3), dtype="i8")
@@ -483,9 +418,9 @@ for number, frame in enumerate(ring):
 def test_a_reader_is_killed_at_any_moment(name):
     chance = random.Random(2)
     for _ in range(3):
-        reader = start(READER, name)
+        reader = start_python(READER, name)
         assert reader.stdout.readline() == "ready\n"
-        writer = start(WRITER, name, 10**6)
+        writer = start_python(WRITER, name, 10**6)
         for _ in range(chance.randrange(50)):
             assert reader.stdout.readline()
         reader.kill()
@@ -495,22 +430,22 @@ def test_a_reader_is_killed_at_any_moment(name):
             assert writer.communicate()[0].splitlines()[-1] == "broken"
 
 
+FORKS = """
+import os, sys, time, numpy as np, synkro as synk
+ring = synk.ring(sys.argv[1])
+child = os.fork()
+if not child:
+    time.sleep(60)
+print(child, flush=True)
+ring.write(np.ones((5, 3), "i8"))
+time.sleep(60)
+"""
+
+
 @pytest.mark.programs
 def test_a_fork_of_the_writer_does_not_stand_for_it(session, name, total):
     ring = session.ring(name, slots=2, shape=SHAPE, dtype="i8", timeout=30)
-    writer = start(
-        "import os, sys, time\n"
-        "import numpy as np\n"
-        "import synkro as synk\n"
-        "ring = synk.ring(sys.argv[1])\n"
-        "child = os.fork()\n"
-        "if not child:\n"
-        "    time.sleep(60)\n"
-        "print(child, flush=True)\n"
-        "ring.write(np.ones((5, 3), 'i8'))\n"
-        "time.sleep(60)\n",
-        name,
-    )
+    writer = start_python(FORKS, name)
     child = int(writer.stdout.readline())
     try:
         assert total(next(ring)) == 15

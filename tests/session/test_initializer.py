@@ -101,10 +101,8 @@ def test_what_the_initializer_calls_may_assign():
         _other()
 
     with started(first) as session:
-        assert (
-            session.function(lambda: (other, type(connection).__name__), outputs=None)()
-            == [(1, "Connection")] * 2
-        )
+        look = session.function(lambda: (other, type(connection).__name__), outputs=None)
+        assert look() == [(1, "Connection")] * 2
 
 
 def test_forms_of_initializers(tmp_path):
@@ -141,45 +139,33 @@ def test_a_log_file_on_each_worker(tmp_path):
         assert (tmp_path / f"rank-{rank}.log").read_text() == "here\n"
 
 
-def test_workers_that_are_replaced_are_prepared(tmp_path):
-    def task(n):
-        if n == 5 and not (tmp_path / "died").exists():
-            (tmp_path / "died").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return connection.execute("select ?", (n,)).fetchone()[0]
-
-    with started(connect, ":memory:", replace=True) as session, Watch():
-        assert session.map(task, range(20), retries=1) == list(range(20))
-        ask = session.function(lambda: settings["rank"][0], outputs=None)
-        assert ask() == [0, 1]
-
-        def end():
-            if synk.rank() == 1:
-                os._exit(3)
-
-        with pytest.raises(WorkerDied):
-            session.function(end, outputs=[])()
-        kinds = session.function(lambda: (type(connection).__name__, settings["rank"]), outputs=None)
-        assert kinds() == [("Connection", (0, 2)), ("Connection", (1, 2))]
-
-
-def test_a_worker_that_is_replaced_is_prepared_once(tmp_path):
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_worker_that_is_replaced_is_prepared_once(tmp_path, replace):
     """What the initializer does to objects is not done on top of what the dead worker had."""
 
     def prepare():
+        connect(":memory:")
         hooks.append(synk.rank())
 
     def task(n):
         if n == 5 and not (tmp_path / "died").exists():
             (tmp_path / "died").touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return len(hooks)
+        return connection.execute("select ?", (n,)).fetchone()[0], len(hooks)
 
-    with started(prepare) as session:
-        count = session.function(lambda: len(hooks), outputs=None)
-        assert count() == [1, 1]
-        assert session.map(task, range(20), retries=1) == [1] * 20
-        assert count() == [1, 1]
+    def look():
+        return type(connection).__name__, settings["rank"], len(hooks)
+
+    with started(prepare, replace=replace) as session, Watch():
+        looks = session.function(look, outputs=None)
+        expected = [("Connection", (rank, 2), 1) for rank in range(2)]
+        assert looks() == expected
+        assert session.map(task, range(20), retries=1) == [(n, 1) for n in range(20)]
+        assert looks() == expected
+        if replace:
+            with pytest.raises(WorkerDied):
+                session.function(lambda: synk.rank() and os._exit(3), outputs=[])()
+            assert looks() == expected
     assert hooks == []
 
 
@@ -269,10 +255,9 @@ def test_what_an_initializer_may_not():
     for wrong in (5, "connect"):
         with pytest.raises(InvalidType, match="initializer= takes a function; got"):
             started(wrong)
-    with pytest.raises(InvalidType, match="initargs= takes a tuple"):
-        synk.Session(2, initializer=connect, initargs=5)
-    with pytest.raises(InvalidType, match="initargs= takes a tuple"):
-        synk.Session(2, initializer=connect, initargs="path")
+    for wrong in (5, "path"):
+        with pytest.raises(InvalidType, match="initargs= takes a tuple"):
+            synk.Session(2, initializer=connect, initargs=wrong)
     with pytest.raises(InvalidType, match="initargs= are the arguments of initializer="):
         synk.Session(2, initargs=(5,))
     with pytest.raises(WorkerError, match=r"takes 1 positional|missing 1 required positional"):
@@ -286,11 +271,8 @@ def test_fork_again_with_the_same_one():
         settings["rows"] = array
 
     options = {"devices": "cpu", "verbose": False}
-    try:
+    for _ in range(2):
         assert synk.fork(2, initializer=prepare, initargs=(rows,), **options) == 2
-        assert synk.fork(2, initializer=prepare, initargs=(rows,), **options) == 2
-        assert synk.function(lambda: settings["rows"].sum(), outputs=None)() == [3, 3]
-        with pytest.raises(UsageError, match="another initargs="):
-            synk.fork(2, initializer=prepare, initargs=(rows + 1,), **options)
-    finally:
-        synk.close()
+    assert synk.function(lambda: settings["rows"].sum(), outputs=None)() == [3, 3]
+    with pytest.raises(UsageError, match="another initargs="):
+        synk.fork(2, initializer=prepare, initargs=(rows + 1,), **options)

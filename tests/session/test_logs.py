@@ -7,7 +7,6 @@ import logging
 import logging.handlers
 import os
 import signal
-import sys
 import threading
 import warnings
 
@@ -46,14 +45,6 @@ def raising(error):
 
 
 # ── records ──────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_records_are_there_when_the_call_returns(two, kept):
-    f = synk.function(lambda x: log.info("has %d rows", len(x)), outputs=[])
-    for _ in range(20):
-        f(np.zeros(6))
-        assert sorted(kept.said) == both("INFO", "has 3 rows")
-        kept.records.clear()
 
 
 def test_records_come_in_order(two, kept):
@@ -450,6 +441,18 @@ def test_ctrl_c_while_records_come(kept):
     assert {len(text.split()) for _, text, _ in kept.said} <= {1, 2}
 
 
+def test_tasks_log(two, kept):
+    def task(n):
+        log.info("item %d", n)
+        return n
+
+    assert two.map(task, range(500)) == list(range(500))
+    assert sorted(text for _, text, _ in kept.said) == sorted(f"item {n}" for n in range(500))
+    kept.records.clear()
+    for n, _ in enumerate(two.imap(task, range(50))):
+        assert f"item {n}" in [text for _, text, _ in kept.said]
+
+
 # ── warnings ─────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -481,18 +484,6 @@ def test_each_task_warns(two):
         assert sorted(text for _, text, *_ in found) == ["item 1", "item 1", "item 2"]
 
 
-def test_tasks_log(two, kept):
-    def task(n):
-        log.info("item %d", n)
-        return n
-
-    assert two.map(task, range(500)) == list(range(500))
-    assert sorted(text for _, text, _ in kept.said) == sorted(f"item {n}" for n in range(500))
-    kept.records.clear()
-    for n, _ in enumerate(two.imap(task, range(50))):
-        assert f"item {n}" in [text for _, text, _ in kept.said]
-
-
 def test_tasks_of_an_executor_log(kept):
     def task(n):
         log.info("item %d", n)
@@ -512,19 +503,14 @@ def test_tasks_of_an_executor_log(kept):
             shown("error", 1, run)
 
 
-def test_warnings_come_once_and_at_their_line(two):
+@pytest.mark.parametrize(("action", "times"), [("default", 1), ("always", 3), ("ignore", 0)])
+def test_warnings_come_as_often_as_one_rank_shows_them_and_at_their_line(two, action, times):
     def task():
         warnings.warn("careful")
 
     line = task.__code__.co_firstlineno + 1
     f = synk.function(task, outputs=[])
-    assert shown("default", 3, f) == [(UserWarning, "careful", __file__, line)]
-
-
-def test_as_often_as_one_rank_shows_it(two):
-    f = synk.function(lambda: warnings.warn("always", stacklevel=1), outputs=[])
-    assert len(shown("always", 3, f)) == 3
-    assert shown("ignore", 3, f) == []
+    assert shown(action, 3, f) == [(UserWarning, "careful", __file__, line)] * times
 
 
 def test_warnings_that_are_errors_are_raised_there(two):
@@ -550,11 +536,14 @@ class Holder:
         """One of the program's."""
 
 
-def test_categories_in_classes_and_functions(two):
+def test_categories_of_the_program(two):
     class Local(UserWarning):
         """One that a function has."""
 
+    kinds = {Holder.Inner, Local, Ours}
+
     def task():
+        warnings.warn(Ours("one", "two"), stacklevel=1)
         for kind in (Holder.Inner, Local, UserWarning):
             warnings.warn(kind("seen"), stacklevel=1)
 
@@ -562,13 +551,18 @@ def test_categories_in_classes_and_functions(two):
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         f()
-    assert {each.category for each in found} == {Holder.Inner, Local, UserWarning}
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        warnings.simplefilter("ignore", Holder.Inner)
-        warnings.simplefilter("ignore", Local)
+        assert {each.category for each in found} == {UserWarning, *kinds}
+        (ours,) = [each.message for each in found if each.category is Ours]
+        assert (str(ours), ours.more) == ("('one', 'two')", "two")
+        found.clear()
+        for kind in kinds:
+            warnings.simplefilter("ignore", kind)
         f()
-    assert {each.category for each in found} == {UserWarning}
+        assert {each.category for each in found} == {UserWarning}
+        found.clear()
+        warnings.filterwarnings("ignore", "seen")
+        f()
+    assert found == []
 
 
 class Unpicklable(UserWarning):
@@ -577,25 +571,6 @@ class Unpicklable(UserWarning):
     def __init__(self, text):
         super().__init__(text)
         self.lock = threading.Lock()
-
-
-def test_a_category_of_the_programs(two):
-    def task():
-        warnings.warn(Ours("one", "two"), stacklevel=1)
-        warnings.warn("other", stacklevel=1)
-
-    f = synk.function(task, outputs=[])
-    ((kind, text, *_), *others) = shown("always", 1, f)
-    assert (kind, text, len(others)) == (Ours, "('one', 'two')", 1)
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        f()
-        assert found[0].message.more == "two"
-        found.clear()
-        warnings.filterwarnings("ignore", "other")
-        warnings.simplefilter("ignore", Ours)
-        f()
-    assert found == []
 
 
 def test_a_warning_that_does_not_pickle(two):
@@ -633,21 +608,6 @@ def test_warnings_that_are_captured(two, kept):
         logging.captureWarnings(False)
         warned.removeHandler(kept)
     assert ["to the log" in record.getMessage() for record in kept.records] == [True]
-
-
-def test_lines_without_an_end_stay_apart(two, capfd):
-    def task(n):
-        sys.stdout.write(f"<{n}>")
-
-    two.map(task, range(4))
-    found = []
-
-    def all_there():
-        found.extend(capfd.readouterr().out.splitlines())
-        return len(found) == 4
-
-    assert wait_until(all_there)
-    assert sorted(line.partition("] ")[2] for line in found) == ["<0>", "<1>", "<2>", "<3>"]
 
 
 def _err(capfd, _seen={}):

@@ -1,6 +1,7 @@
 """However the main process ends, the workers go with it."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import synkro as synk
 from support.failing import in_native_code, sleeping, stubborn
 from support.inside import in_phase
 from support.leftovers import shared_files
-from support.programs import ROOT
+from support.programs import PATHS, start_python
 from support.waiting import SOON, Watch, gone, wait_until
 from synkro.controller.engine.engine import State
 from synkro.messages import Phase
@@ -45,9 +46,15 @@ def busy(doing):
 def running():
     while whereabouts(synk.here.session, 0) != Phase.RUNNING:
         time.sleep(0.005)
-"""
 
-PATHS = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+def napping(seconds):
+    return synk.function(lambda: time.sleep(seconds), outputs=[])
+
+def exit_beside(run, daemon=True):
+    threading.Thread(target=run, daemon=daemon).start()
+    running()
+    sys.exit(7)
+"""
 
 MOMENTS = {
     "idle": "print('running', flush=True); time.sleep(60)",
@@ -60,18 +67,8 @@ class Program:
     """A main process of its own, in a process group of its own."""
 
     def __init__(self, code, folder):
-        script = folder / "program.py"
-        script.write_text(HEAD + code)
-        self.process = subprocess.Popen(
-            [sys.executable, script],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, **PATHS},
-            cwd=folder,
-            start_new_session=True,
-        )
+        options = {"stderr": subprocess.STDOUT, "cwd": folder, "start_new_session": True}
+        self.process = start_python(HEAD + code, **options)
         self.pids = [int(pid) for pid in self.line("pids").split()[1:]]
 
     def line(self, *words):
@@ -208,10 +205,17 @@ for _ in range(2):
     assert all(map(gone, program.pids))
 
 
+OTHER = """
+other = synk.Session(1, verbose=False)
+print("pids", *other.pids, flush=True)
+assert len(other.function(lambda x: x, outputs="gather")(other.data(np.arange(1e6)))) == 1e6
+"""
 EXITS = {
     "without close": ("synk.function(lambda x: x.sum())(np.ones(4))", 0),
     "after close": ("synk.close()", 0),
     "by an exception": ("raise ZeroDivisionError", 1),
+    "beside another session": (OTHER, 0),
+    "beside another session, at once": (OTHER + "os._exit(7)", 7),
     "in a broken session": (
         "try:\n"
         "    synk.function(lambda: os._exit(3), outputs=[])()\n"
@@ -219,41 +223,29 @@ EXITS = {
         "    sys.exit(7)",
         7,
     ),
-    "beside a call in a daemon thread": (
-        "f = synk.function(lambda: time.sleep(60), outputs=[])\n"
-        "threading.Thread(target=f, daemon=True).start()\n"
-        "running(); sys.exit(7)",
-        7,
-    ),
+    "beside a call in a daemon thread": ("exit_beside(napping(60))", 7),
     "beside a native call in a daemon thread": (
-        "f = synk.function(lambda: 10**10**8, outputs=[])\n"
-        "threading.Thread(target=f, daemon=True).start()\n"
-        "running(); sys.exit(7)",
+        "exit_beside(synk.function(lambda: 10**10**8, outputs=[]))",
         7,
     ),
     "beside a call in a thread": (
-        "f = synk.function(lambda: time.sleep(0.5), outputs=[])\n"
-        "threading.Thread(target=lambda: print('done', f())).start()\n"
-        "running(); sys.exit(7)",
+        "f = napping(0.5)\nexit_beside(lambda: print('done', f()), daemon=False)",
         7,
     ),
     "beside a submitted call": (
-        "f = synk.function(lambda: time.sleep(0.5), outputs=[])\n"
+        "f = napping(0.5)\n"
         "f.submit().add_done_callback(lambda future: print('done', future.result()))\n"
         "running(); sys.exit(7)",
         7,
     ),
     "by a thread, in a call": (
-        "f = synk.function(lambda: time.sleep(60), outputs=[])\n"
-        "threading.Thread(target=lambda: (running(), os._exit(7)), daemon=True).start()\n"
-        "f()",
+        "threading.Thread(target=lambda: (running(), os._exit(7)), daemon=True).start()\nnapping(60)()",
         7,
     ),
     "by an unheard Ctrl-C": (
-        "f = synk.function(lambda: time.sleep(60), outputs=[])\n"
         "def stop(): running(); os.kill(os.getpid(), signal.SIGINT)\n"
         "threading.Thread(target=stop, daemon=True).start()\n"
-        "f()",
+        "napping(60)()",
         -signal.SIGINT,
     ),
 }
@@ -262,26 +254,36 @@ EXITS = {
 @pytest.mark.parametrize("how", EXITS)
 def test_the_interpreter_exits(how, run_python):
     code, status = EXITS[how]
+    before = shared_files()
     with Watch():
         done = run_python(HEAD + code + "\n", check=False, timeout=60, env=PATHS)
     assert done.returncode == status, done.stderr
-    pids = [int(pid) for pid in done.stdout.splitlines()[0].split()[1:]]
+    pids = [int(pid) for line in re.findall("pids (.*)", done.stdout) for pid in line.split()]
+    assert len(pids) == (3 if "other" in code else 2)
     assert wait_until(lambda: all(map(gone, pids)))
+    assert shared_files() <= before
     if "done" in code:
         assert "done None" in done.stdout
     if status in (0, 7) and "daemon" not in how:
         assert done.stderr == ""
 
 
-@pytest.mark.parametrize("busy", [sleeping, in_native_code, stubborn], ids=lambda busy: busy.__name__)
-def test_close_from_another_thread_ends_the_call(busy, session):
+def closing(session):
+    """A thread that closes the session when a call runs."""
+
     def close():
         assert wait_until(in_phase(session, Phase.RUNNING), 30)
         session.close()
 
-    f = session.function(busy, outputs=[])
     thread = threading.Thread(target=close)
     thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("busy", [sleeping, in_native_code, stubborn], ids=lambda busy: busy.__name__)
+def test_close_from_another_thread_ends_the_call(busy, session):
+    f = session.function(busy, outputs=[])
+    thread = closing(session)
     ended = (synk.SessionClosed, synk.SessionBroken, synk.WorkerDied)
     with Watch(), pytest.raises(ended):
         f()
@@ -291,17 +293,12 @@ def test_close_from_another_thread_ends_the_call(busy, session):
 
 
 def test_close_lets_a_short_call_end(session):
-    def close():
-        assert wait_until(in_phase(session, Phase.RUNNING), 30)
-        session.close()
-
     def short(x):
         time.sleep(0.2)
         return x.sum()
 
-    thread = threading.Thread(target=close)
     f = session.function(short, outputs="sum")
-    thread.start()
+    thread = closing(session)
     assert f(np.ones(3)) == 3
     thread.join()
 

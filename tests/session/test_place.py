@@ -80,9 +80,7 @@ def test_a_directory_that_goes_while_functions_are_on_their_way(session, deleted
     part = 5
     os.chdir(tmp_path)
     assert f(np.ones(4)) == 20
-    assert [str(each) for each in {os.readlink(f"/proc/{pid}/cwd") for pid in session.pids}] == [
-        str(tmp_path)
-    ]
+    assert {os.readlink(f"/proc/{pid}/cwd") for pid in session.pids} == {str(tmp_path)}
 
 
 def test_a_directory_that_may_not_be_entered_is_named(monkeypatch):

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import gc
 import os
+import pathlib
 import random
 import signal
 import sys
@@ -17,7 +18,8 @@ import synkro as synk
 from support.examples import examples, given, st
 from support.sessions import running, start
 from support.waiting import Watch, wait_until
-from synkro import NotAvailable, SessionBroken, WorkerDied, WorkerError, here
+from synkro import SessionBroken, WorkerDied, WorkerError, here
+from synkro.controller.calls.replacement import Replacement
 
 pytestmark = [pytest.mark.counted_once, pytest.mark.timeout(120)]
 
@@ -47,12 +49,22 @@ def kill(ranks):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def dying(run, *args):
-    """Have a call end by WorkerDied, which says what becomes of the session."""
-    with (
-        Watch(),
-        pytest.raises(WorkerDied, match="taken its place: all is as when") as error,
-    ):
+def check(session, variable, *values):
+    """The ranks of the session have these values of a variable, or all of them the one."""
+    for rank in range(session.n_parallel):
+        expected = values[rank if len(values) > 1 else 0]
+        np.testing.assert_array_equal(session.get_value(rank, variable), expected)
+
+
+def dying(run, *args, idle=None):
+    """Have a call end by WorkerDied, which says what becomes of the session.
+
+    With ``idle`` this worker of a session is killed before, between two operations.
+    """
+    if idle is not None:
+        session, rank = idle
+        os.kill(session.pids[rank], signal.SIGKILL)
+    with Watch(), pytest.raises(WorkerDied, match="taken its place: all is as when") as error:
         run(*args)
     assert "close()" not in str(error.value)
     return error.value
@@ -108,9 +120,8 @@ def test_a_call_has_not_happened(three, moment):
         for total, steps, weights, log, _ in found:
             assert (total, steps, log) == (36.0, number, dict.fromkeys(range(1, number + 1), "x"))
             np.testing.assert_array_equal(weights, np.full((2, 3), number * (number + 1) / 2))
-    for rank in range(3):
-        np.testing.assert_array_equal(three.get_value(rank, apart), np.full((4, 2), 2.0 * (1 + rank)))
-        np.testing.assert_array_equal(three.get_value(rank, alike), [2, 2, 2])
+    check(three, apart, *[np.full((4, 2), 2.0 * (1 + rank)) for rank in range(3)])
+    check(three, alike, [2, 2, 2])
     assert len({each[-1] for each in drawn[0]} | {each[-1] for each in drawn[1]}) == 6
 
 
@@ -153,30 +164,8 @@ def test_large_outputs(three):
             with contextlib.suppress(WorkerDied):  # of a worker that was about to die
                 time.sleep(0.1)
                 w.get_value()
-        for rank in range(3):
-            np.testing.assert_array_equal(three.get_value(rank, w), [done, done])
+        check(three, w, [done, done])
     assert done >= 2
-
-
-def test_idle_workers_that_die(three):
-    w, model = synk.shared(np.arange(4.0)), Model()
-
-    def step():
-        w.value *= 2
-        model.steps += 1
-        return model.steps
-
-    run = synk.function(step, outputs=None)
-    assert run() == [1, 1, 1]
-    for rank in range(3):
-        os.kill(three.pids[rank], signal.SIGKILL)
-        dying(run)
-        assert run() == [2 + rank] * 3
-    for rank in range(3):
-        np.testing.assert_array_equal(three.get_value(rank, w), np.arange(4.0) * 16)
-    os.kill(three.pids[1], signal.SIGKILL)
-    dying(w.get_value)
-    np.testing.assert_array_equal(w.get_value(), np.arange(4.0) * 16)
 
 
 @examples(15)
@@ -234,21 +223,19 @@ def test_what_other_operations_have_done_stays(three):
     add = synk.function(lambda: w.value.__iadd__(synk.rank()) is None, outputs=None)
     add()
     synk.all_reduce(w, op="sum")
-    os.kill(three.pids[0], signal.SIGKILL)
-    dying(add)
-    for rank in range(3):
-        np.testing.assert_array_equal(three.get_value(rank, w), [12.0, 15.0])
+    dying(add, idle=(three, 0))
+    check(three, w, [12.0, 15.0])
     np.testing.assert_array_equal(other.get_value(), [1, 1])
     look = synk.function(lambda: model.weights[0, 0], outputs=None)
     assert look() == [0, 0, 0]
     model.weights[:] = 7
     assert look() == [7, 7, 7]
-    os.kill(three.pids[2], signal.SIGKILL)
-    dying(look)
+    dying(look, idle=(three, 2))
     assert look() == [7, 7, 7]
+    dying(w.get_value, idle=(three, 2))
+    np.testing.assert_array_equal(w.get_value(), [12.0, 15.0])
     late = synk.function(lambda: float(model.weights.sum()), outputs=None)
-    os.kill(three.pids[1], signal.SIGKILL)
-    dying(late)
+    dying(late, idle=(three, 1))
     assert late() == [42.0] * 3
 
 
@@ -264,10 +251,8 @@ def test_an_error_of_the_function_ends_a_call(three):
     run = synk.function(failing, bcast_inputs="fails", outputs=[])
     with pytest.raises(WorkerError, match="odd"):
         run(True)
-    os.kill(three.pids[1], signal.SIGKILL)
-    dying(run, False)
-    for rank in range(3):
-        np.testing.assert_array_equal(three.get_value(rank, w), [1])
+    dying(run, False, idle=(three, 1))
+    check(three, w, [1])
 
 
 def test_maps_in_such_a_session(three):
@@ -292,8 +277,7 @@ def test_maps_in_such_a_session(three):
     assert [x for x, value in enumerate(found) if isinstance(value, WorkerDied)] == [3, 13, 23, 33]
     assert all(value == x for x, value in enumerate(found) if x % 10 != 3)
     assert run() == [2, 2, 2]
-    for rank in range(3):
-        np.testing.assert_array_equal(three.get_value(rank, w), [2.0 * (1 + rank)])
+    check(three, w, [2], [4], [6])
 
 
 def draws_or_dies(item):
@@ -428,8 +412,7 @@ def test_workers_that_are_stuck_are_replaced_too(three):
     run = synk.function(stuck, bcast_inputs="ranks", outputs="sum")
     dying(run, [0])
     assert run([]) == 3
-    for rank in range(3):
-        np.testing.assert_array_equal(three.get_value(rank, w), [1, 1])
+    check(three, w, [1, 1])
 
 
 # ── where it cannot be ───────────────────────────────────────────────────────────────────────────────
@@ -452,8 +435,7 @@ def test_all_workers_at_once(two):
         dying(run, ranks)
     run([])
     assert look() == [({"ranks": [rank] * 2}, 2.0) for rank in range(2)]
-    for rank in range(2):
-        np.testing.assert_array_equal(two.get_value(rank, w), np.full(2, 2.0 * (1 + rank)))
+    check(two, w, [2, 2], [4, 4])
 
 
 class Part:
@@ -492,8 +474,7 @@ def test_data_alone_as_arguments(two):
     total = synk.function(lambda x: x.sum(), outputs="sum")
     assert [total(x), total(x)] == [20, 20]
     for _ in range(2):
-        os.kill(two.pids[0], signal.SIGKILL)
-        dying(total, x)
+        dying(total, x, idle=(two, 0))
         assert [total(x), total(x)] == [20, 20]
 
 
@@ -501,10 +482,8 @@ def test_variables_that_are_made_meanwhile(two):
     look = synk.function(lambda x: x.sum(), outputs="sum")
     assert look(np.ones(4)) == 4
     synk.shared(np.zeros(3))
-    os.kill(two.pids[1], signal.SIGKILL)
-    dying(look, np.ones(4))
-    os.kill(two.pids[0], signal.SIGKILL)
-    dying(synk.shared, np.zeros(3))
+    dying(look, np.ones(4), idle=(two, 1))
+    dying(synk.shared, np.zeros(3), idle=(two, 0))
     w = synk.shared(np.arange(3.0))
     np.testing.assert_array_equal(w.get_value(), np.arange(3.0))
 
@@ -519,12 +498,10 @@ def test_calls_on_some_ranks():
         assert f() == [1]
         assert both() == [0, 1]
         for killed in (0, 1):
-            os.kill(session.pids[killed], signal.SIGKILL)
-            dying(both)
+            dying(both, idle=(session, killed))
             assert both() == [0, 1 + killed]
             assert f() == [2 + killed]
-            os.kill(session.pids[killed], signal.SIGKILL)
-            dying(f)
+            dying(f, idle=(session, killed))
 
 
 def test_it_is_off(own):
@@ -550,8 +527,6 @@ def test_other_values_are_refused(value):
 
 
 def test_not_on_gpus_or_hosts():
-    from synkro.controller.calls.replacement import Replacement
-
     class Engine:
         size, has_hosts, on_gpus = 1, False, True
 
@@ -559,7 +534,6 @@ def test_not_on_gpus_or_hosts():
     assert "GPUs" in replacement.refusal
     Engine.has_hosts = True
     assert "hosts" in replacement.refusal
-    assert NotAvailable
 
 
 def test_nothing_grows(two):
@@ -572,24 +546,18 @@ def test_nothing_grows(two):
 
     run = synk.function(add, bcast_inputs="ranks", outputs=[])
 
-    def held():
-        stats = [os.stat(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if is_open(fd)]
+    def held_after(times):
+        for _ in range(times):
+            dying(run, [0])
+            dying(run, [1])
+            run([])
+        stats = [path.stat() for path in pathlib.Path("/proc/self/fd").iterdir() if path.exists()]
         return len(stats), sum(each.st_blocks for each in stats) * 512
 
-    def is_open(fd):
-        return os.path.exists(f"/proc/self/fd/{fd}")
-
-    for _ in range(3):
-        dying(run, [0])
-        dying(run, [1])
-        run([])
-    descriptors, nbytes = held()
-    for _ in range(5):
-        dying(run, [0])
-        dying(run, [1])
-        run([])
-    assert held()[0] <= descriptors
-    assert held()[1] <= nbytes + (8 << 20)
+    descriptors, nbytes = held_after(3)
+    after, nbytes_after = held_after(5)
+    assert after <= descriptors
+    assert nbytes_after <= nbytes + (8 << 20)
 
 
 # ── what a worker that takes a place has ─────────────────────────────────────────────────────────────
@@ -598,8 +566,7 @@ def test_nothing_grows(two):
 def die_idle(session, rank=1):
     """Have an idle worker die, and another one take its place."""
     run = synk.function(os.getpid, outputs=None)
-    os.kill(session.pids[rank], signal.SIGKILL)
-    dying(run)
+    dying(run, idle=(session, rank))
 
 
 def test_objects_that_the_program_changes_and_changes_back(two):
@@ -627,7 +594,7 @@ def test_objects_that_the_program_changes_and_changes_back(two):
     assert found[0] == found[1]
 
 
-def test_a_map_leaves_all_ranks_alike(two_plain):
+def test_a_map_leaves_all_ranks_alike(own):
     """The program changes what the tasks do not use, before a death, and changes it back."""
     model = Model()
     seen = synk.function(lambda: model.steps, outputs=None)
@@ -637,12 +604,6 @@ def test_a_map_leaves_all_ranks_alike(two_plain):
     assert [type(each) for each in found].count(WorkerDied) == 1
     model.steps = 0
     assert seen() == [0, 0]
-
-
-@pytest.fixture
-def two_plain():
-    with running(2) as session:
-        yield session
 
 
 class Trainer:
@@ -661,9 +622,19 @@ class Trainer:
         return self.weights["w"].tolist()
 
 
+def dies(way, session, run):
+    """Rank 1 dies: between calls, in a call of *run*, or in a map."""
+    if way == "idle":
+        die_idle(session)
+    elif way == "map":
+        synk.map(lambda x: os._exit(1) if x < 2 else x, range(6), errors="return", chunksize=1)
+    else:
+        dying(run, True)
+
+
 @pytest.mark.parametrize("way", ["idle", "in a step", "map"])
 def test_what_functions_make_is_shared_as_it_was(request, way):
-    session = request.getfixturevalue("two_plain" if way == "map" else "two")
+    session = request.getfixturevalue("own" if way == "map" else "two")
     trainer, first, second, array = Trainer(), {}, {}, np.zeros(6)
 
     def step(die):
@@ -680,23 +651,15 @@ def test_what_functions_make_is_shared_as_it_was(request, way):
     run = synk.function(step, bcast_inputs="die", outputs=None)
     run(False)
     run(False)
-    if way == "idle":
-        die_idle(session)
-    elif way == "map":
-        synk.map(lambda x: os._exit(1) if x < 2 else x, range(6), errors="return", chunksize=1)
-    else:
-        dying(run, True)
-    for rank, (weights, same, made, shown) in enumerate(run(False)):
-        assert weights == [6.0 * (1 + rank)] * 2
-        assert same
-        assert made == [0, 1, 1, 1]
-        assert shown == [0, 0, 3, 3, 0, 0]
+    dies(way, session, run)
+    for rank, found in enumerate(run(False)):
+        assert found == ([6.0 * (1 + rank)] * 2, True, [0, 1, 1, 1], [0, 0, 3, 3, 0, 0])
 
 
 @pytest.mark.parametrize("way", ["in a step", "map"])
 def test_what_the_program_has_dropped_is_not_missed(request, way):
     """What functions have made of it refers to an array that is gone, while dicts are remembered."""
-    request.getfixturevalue("two_plain" if way == "map" else "two")
+    session = request.getfixturevalue("own" if way == "map" else "two")
 
     def make_and_drop():
         first, second, array = {}, {}, np.zeros(6)
@@ -718,10 +681,7 @@ def test_what_the_program_has_dropped_is_not_missed(request, way):
     run(False)
     make_and_drop()
     gc.collect()
-    if way == "map":
-        synk.map(lambda x: os._exit(1) if x < 2 else x, range(6), errors="return", chunksize=1)
-    else:
-        dying(run, True)
+    dies(way, session, run)
     assert run(False) == [1, 1]
 
 
@@ -826,7 +786,7 @@ class Cached:
         return self.x * 2
 
 
-def test_classes_with_cached_properties(two_plain):
+def test_classes_with_cached_properties(own):
     cached = Cached()
     assert synk.function(lambda: cached.heavy, outputs=None)() == [2, 2]
     found = synk.map(lambda x: os._exit(1) if x == 3 else x, range(6), errors="return")

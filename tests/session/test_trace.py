@@ -23,16 +23,7 @@ from support.sessions import lasting, running
 from support.waiting import Watch, wait_until
 from synkro import extensions, here
 from synkro.controller.tracing.trace import NAMES
-from synkro.errors import (
-    InvalidType,
-    InvalidValue,
-    NotForked,
-    SessionBroken,
-    SessionClosed,
-    UsageError,
-    WorkerDied,
-    WorkerError,
-)
+from synkro.errors import InvalidType, InvalidValue, NotForked, UsageError, WorkerDied, WorkerError
 from synkro.messages import Phase
 
 pytestmark = pytest.mark.long
@@ -74,6 +65,11 @@ def events_of(path):
     return [event for event in events if event["cat"] == "call"], lanes
 
 
+def calls_of(path):
+    """The names of the calls of a trace."""
+    return [call["name"] for call in events_of(path)[0]]
+
+
 def seconds(steps, name):
     return sum(step["dur"] for step in steps if step["name"] == name) / 1e6
 
@@ -106,6 +102,7 @@ def test_the_steps_of_a_lane_follow_each_other_inside_the_call(current, tmp_path
         assert {"begin", "inputs", "compute", "outputs"} <= kinds
     assert seconds(lanes[1], "compute") >= 4 * NAP
     assert seconds(lanes[0], "wait for others") >= 3 * NAP
+    assert seconds(lanes[1], "wait for others") == 0  # it is the last
     assert seconds(lanes[0], "compute") < seconds(lanes[1], "compute") / 2
 
 
@@ -187,23 +184,25 @@ def test_collectives_of_functions_and_of_the_main_process(current, tmp_path):
 
 
 def test_the_summary_says_where_the_time_went(current, capsys):
+    """Also while the trace goes on."""
     f = current.function(late_on_rank_1, outputs="sum")
     f(ROWS)
     with synk.trace():
         for _ in range(3):
             f(ROWS)
+        synk.summary()
     synk.summary()
-    titles, row = (line.split() for line in capsys.readouterr().out.splitlines())
-    assert titles[0] == "function"
-    assert titles[-1] == "imbalance"
-    assert row[:2] == ["late_on_rank_1", "3"]
-    compute, transfer, communication, waiting, overhead, imbalance = (
-        int(share.rstrip("%")) for share in row[3:]
-    )
-    assert 96 <= compute + transfer + communication + waiting + overhead <= 104
-    assert communication == 0
-    assert min(compute, waiting) > 20  # rank 0 waits while rank 1 sleeps
-    assert imbalance > 50
+    titles, row, *again = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert again[:1] == [titles]
+    for shown in (row, again[1]):
+        assert shown[:2] == ["late_on_rank_1", "3"]
+        shares = [int(share.rstrip("%")) for share in shown[3:]]
+        compute, transfer, communication, waiting, overhead, imbalance = shares
+        assert 96 <= compute + transfer + communication + waiting + overhead <= 104
+        assert communication == 0
+        assert min(compute, waiting) > 20  # rank 0 waits while rank 1 sleeps
+        assert imbalance > 50
+    assert (titles[0], titles[-1]) == ("function", "imbalance")
 
 
 PICTURE = """
@@ -359,11 +358,8 @@ def test_every_step_has_a_colour():
 
 
 def test_a_picture(tmp_path):  # in a process of its own: matplotlib keeps its fonts open
-    path = tmp_path / "calls.png"
-    subprocess.run(
-        [sys.executable, "-c", PICTURE, path], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True
-    )
-    assert path.read_bytes().startswith(b"\x89PNG")
+    program(PICTURE, tmp_path / "calls.png")
+    assert (tmp_path / "calls.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_calls_with_too_many_steps_are_left_out(current, capsys, tmp_path):
@@ -377,12 +373,8 @@ def test_calls_with_too_many_steps_are_left_out(current, capsys, tmp_path):
     out = capsys.readouterr().out
     assert "(2 calls are left out: too long ago, or with too many slices" in out
     assert [line.split()[:2] for line in out.splitlines()[1:-1]] == [["quick", "1"]]
-    gaps = [
-        e
-        for e in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-        if e.get("cat") == "gap"
-    ]
-    assert {event["tid"] for event in gaps} == {1, 2}
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {event["tid"] for event in events if event.get("cat") == "gap"} == {1, 2}
 
 
 def test_old_steps_give_way(current, monkeypatch, capsys):
@@ -398,16 +390,6 @@ def test_old_steps_give_way(current, monkeypatch, capsys):
     assert (titles.split()[0], shown + missing) == ("function", 50)
     assert 5 < shown < 50
     assert sum(int(share.rstrip("%")) for share in row.split()[3:8]) in range(96, 105)
-
-
-def test_the_summary_of_a_trace_that_goes_on(current, capsys):
-    f = current.function(late_on_rank_1, outputs="sum")
-    f(ROWS)
-    with synk.trace():
-        f(ROWS)
-        synk.summary()
-    row = capsys.readouterr().out.splitlines()[1].split()
-    assert int(row[3].rstrip("%")) > 20  # computing
 
 
 @pytest.mark.one_host
@@ -431,16 +413,6 @@ def test_functions_of_one_name_are_told_apart_and_copies_are_transfer(current, c
     assert rows[0][:2] == ["f", "1"]
     assert rows[1][:3] == ["f", "(2)", "1"]
     assert int(rows[0][4].rstrip("%")) > 50  # transfer
-
-
-def test_who_is_last_waits_for_nobody(current, tmp_path):
-    f = current.function(late_on_rank_1, outputs="sum")
-    f(ROWS)
-    with synk.trace(tmp_path / "trace.json"):
-        f(ROWS)
-    _, lanes = events_of(tmp_path / "trace.json")
-    assert seconds(lanes[1], "wait for others") == 0
-    assert seconds(lanes[0], "wait for others") > NAP / 2
 
 
 def test_nobody_leaves_marks_without_a_trace(current):
@@ -483,15 +455,21 @@ def test_a_trace_outlives_a_worker(tmp_path):
     assert seconds(lanes[0], "compute") >= 0.9 * NAP  # until it died
 
 
+def program(code, *arguments, **options):
+    """Run a program in a process of its own; what it prints."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}
+    command = [sys.executable, "-c", code, *arguments]
+    options |= {"env": environment, "stdout": subprocess.PIPE, "text": True, "check": True}
+    return subprocess.run(command, **options).stdout
+
+
 @pytest.mark.parametrize("end", ["synkro.close()", "", "raise SystemExit"])
 def test_the_environment_traces_a_whole_session(tmp_path, end):
     path = tmp_path / "trace.json"
-    program = f"import synkro; synkro.fork(2); synkro.function(lambda x: x + 1)([1.0, 2.0]); {end}"
-    environment = {**os.environ, "SYNKRO_TRACE": str(path), "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True, capture_output=True)
-    calls, lanes = events_of(path)
-    assert "<lambda>" in [call["name"] for call in calls]
-    assert sorted(lanes) == [-1, 0, 1]
+    code = f"import synkro; synkro.fork(2); synkro.function(lambda x: x + 1)([1.0, 2.0]); {end}"
+    program(code, env={"SYNKRO_TRACE": str(path)})
+    assert "<lambda>" in calls_of(path)
+    assert sorted(events_of(path)[1]) == [-1, 0, 1]
 
 
 def test_profiles_of_the_workers(tmp_path, monkeypatch, capfd):
@@ -519,15 +497,13 @@ def test_a_profile_does_not_follow_a_link(tmp_path, monkeypatch, capfd, there):
     precious, folder = tmp_path / "precious", tmp_path / "shared"
     folder.mkdir()
     monkeypatch.chdir(folder)
+    if there:
+        precious.write_text("kept")
     with synk.Session(devices=["cpu"], timeout=60, profile_workers=True) as session:
         (path,) = profiles_told(capfd)
         path.symlink_to(precious)
-        if there:
-            precious.write_text("kept")
         session.function(lambda x: x)(ROWS)
-    assert precious.exists() == there
-    if there:
-        assert precious.read_text() == "kept"
+    assert precious.read_text() == "kept" if there else not precious.exists()
     assert f"{path} could not be written: File exists" in capfd.readouterr().err
 
 
@@ -547,14 +523,6 @@ def test_who_polls_is_soon_awake(current, tmp_path):
             assert step["ts"] + step["dur"] <= call["ts"] + call["dur"]
 
 
-def test_a_session_that_is_closed_inside_of_it(tmp_path):
-    session = synk.Session(devices=["cpu"], verbose=False, timeout=60)
-    with session.trace(tmp_path / "trace.json"):
-        session.function(lambda x: x.sum(), name="total")(ROWS)
-        session.close()
-    assert [call["name"] for call in events_of(tmp_path / "trace.json")[0]][-1] == "total"
-
-
 def test_a_close_does_not_wait_for_a_call_in_it(tmp_path):
     session = synk.Session(devices=["cpu"], verbose=False, timeout=60)
     stay = session.function(lambda: time.sleep(60), name="stay", outputs=[])
@@ -563,18 +531,15 @@ def test_a_close_does_not_wait_for_a_call_in_it(tmp_path):
         assert wait_until(in_phase(session, Phase.RUNNING, rank=0), 30)
         with Watch():
             session.close()
-    assert isinstance(future.exception(), WorkerDied | SessionClosed | SessionBroken)
-    assert [call["name"] for call in events_of(tmp_path / "trace.json")[0]][-1] == "stay"
+    assert isinstance(future.exception(), WorkerDied | synk.SessionClosed | synk.SessionBroken)
+    assert calls_of(tmp_path / "trace.json")[-1] == "stay"
 
 
 def test_each_session_of_a_program_has_a_file_of_its_own(tmp_path):
-    program = "import synkro, os\nfor _ in range(2):\n synkro.fork(1); os.chdir('/'); synkro.close()"
-    environment = {**os.environ, "SYNKRO_TRACE": "trace.json", "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True, cwd=tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["trace.json"]
-    environment["SYNKRO_TRACE"] = str(tmp_path / "trace.json")
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True, cwd=tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["trace-2.json", "trace.json"]
+    code = "import synkro, os\nfor _ in range(2):\n synkro.fork(1); os.chdir('/'); synkro.close()"
+    for path, files in (("", ["trace.json"]), (f"{tmp_path}/", ["trace-2.json", "trace.json"])):
+        program(code, env={"SYNKRO_TRACE": f"{path}trace.json"}, cwd=tmp_path)
+        assert sorted(path.name for path in tmp_path.iterdir()) == files
 
 
 class TestBadUse:
@@ -651,7 +616,4 @@ os.waitpid(pid, 0)
 events = json.load(open("trace.json"))["traceEvents"]
 print(sum(event["name"] == "compute" for event in events))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "12\n", done.stderr
+    assert program(script, cwd=tmp_path) == "12\n"

@@ -10,6 +10,8 @@ from synkro import machine
 
 pytestmark = pytest.mark.fresh
 
+RIGHT = sys.executable
+
 
 @pytest.fixture(autouse=True)
 def as_before():
@@ -17,13 +19,27 @@ def as_before():
     machine.choose_python(None)
 
 
+def program(path, code):
+    """A program of the shell in the file *path*."""
+    path.write_text(f"#!/bin/sh\n{code}\n")
+    path.chmod(0o700)
+    return str(path)
+
+
 @pytest.fixture
 def application(tmp_path):
     """A program that notes that it was started; and a condition, whether it was."""
-    path, note = tmp_path / "application", tmp_path / "started"
-    path.write_text(f"#!/bin/sh\necho started >> {note}\n")
-    path.chmod(0o700)
-    return str(path), note.exists
+    note = tmp_path / "started"
+    return program(tmp_path / "application", f"echo started >> {note}"), note.exists
+
+
+@pytest.fixture
+def frozen(application, monkeypatch):
+    """This program is that one, and frozen; whether it was started."""
+    path, started = application
+    monkeypatch.setattr(sys, "executable", path)
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    return started
 
 
 FROZEN = pytest.raises(
@@ -32,14 +48,11 @@ FROZEN = pytest.raises(
 OTHER = pytest.raises(synk.NotAvailable, match=r"is not called as a Python is: give fork\(python=…\)")
 
 
-def test_a_frozen_program_does_not_start_itself(application, monkeypatch):
-    path, started = application
-    monkeypatch.setattr(sys, "executable", path)
-    monkeypatch.setattr(sys, "frozen", True, raising=False)
+def test_a_frozen_program_does_not_start_itself(frozen):
     for _ in range(2):
         with FROZEN:
             synk.fork(2, verbose=False)
-    assert not started()
+    assert not frozen()
 
 
 @pytest.mark.parametrize("executable", ["application", "", None])
@@ -72,20 +85,15 @@ def test_links_to_pythons_are_pythons(tmp_path, monkeypatch, name):
 
 
 @pytest.mark.skipif(sys.implementation.name != "cpython", reason="links are told by what they lead to")
-def test_a_frozen_program_names_a_python(application, monkeypatch, name):
+def test_a_frozen_program_names_a_python(frozen, name):
     """With named memory, whose keeper is an interpreter, too."""
-    path, started = application
-    right = sys.executable
-    monkeypatch.setattr(sys, "executable", path)
-    monkeypatch.setattr(sys, "frozen", True, raising=False)
-    assert synk.fork(2, devices="cpu", verbose=False, python=right) == 2
+    assert synk.fork(2, devices="cpu", verbose=False, python=RIGHT) == 2
     assert synk.function(lambda x: x.sum(), outputs="sum")(synk.data([3.0, 4.0], shm_name=name)) == 7
-    assert set(synk.function(lambda: sys.executable, outputs=None)()) == {right}
-    assert synk.fork(2, devices="cpu", verbose=False, python=right) == 2
+    assert set(synk.function(lambda: sys.executable, outputs=None)()) == {RIGHT}
+    assert synk.fork(2, devices="cpu", verbose=False, python=RIGHT) == 2
     with pytest.raises(synk.UsageError, match="another python="):
         synk.fork(2, devices="cpu", verbose=False)
-    synk.close()
-    assert not started()
+    assert not frozen()
 
 
 def test_another_python_finds_its_own_packages(tmp_path, monkeypatch):
@@ -94,9 +102,7 @@ def test_another_python_finds_its_own_packages(tmp_path, monkeypatch):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "both_have.py").write_text(f"where = {folder!r}\n")
         (tmp_path / folder / f"{folder}_alone.py").write_text("")
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path}/theirs" exec {sys.executable} "$@"\n')
-    python.chmod(0o700)
+    python = program(tmp_path / "python", f'PYTHONPATH="{tmp_path}/theirs" exec {RIGHT} "$@"')
     monkeypatch.syspath_prepend(tmp_path / "ours")
     with synk.Session(1, devices="cpu", verbose=False, python=python) as session:
 
@@ -112,52 +118,37 @@ def test_another_python_finds_its_own_packages(tmp_path, monkeypatch):
 
 
 def test_a_python_without_synkro_is_refused(tmp_path, monkeypatch):
-    bare = tmp_path / "python"
-    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
-    bare.chmod(0o700)
+    bare = program(tmp_path / "python", f'exec {RIGHT} -I -S "$@"')
     monkeypatch.setattr(sys, "path", [])
     with pytest.raises(synk.InvalidValue, match=r"has no synkro and no numpy and no cloudpickle: give"):
         machine.choose_python(bare)
 
 
-def test_a_session_that_is_refused_leaves_the_python_that_was_named(application, monkeypatch):
-    path, _ = application
-    right = sys.executable
-    monkeypatch.setattr(sys, "executable", path)
-    monkeypatch.setattr(sys, "frozen", True, raising=False)
-    synk.fork(1, devices="cpu", verbose=False, python=right)
+def test_a_session_that_is_refused_leaves_the_python_that_was_named(frozen):
+    synk.fork(1, devices="cpu", verbose=False, python=RIGHT)
     with pytest.raises(synk.NotAvailable, match="this program is frozen"):
         synk.Session(1, devices="cpu", verbose=False)
-    assert machine.python() == right
-    synk.close()
+    assert machine.python() == RIGHT
 
 
-ODD = [
-    "3",
-    "null",
-    "[3, [], []]",
-    "[[3, 11], 3, []]",
-    "[[3, 11], [[]], []]",
-    "[[3], [], []]",
-    '{"a": 3}',
-]
+ODD = ["3", "null", "[3, [], []]", "[[3, 11], 3, []]", "[[3, 11], [[]], []]", "[[3], [], []]", "{}"]
+NONE = "does not answer as a Python does"
 
 
 @pytest.mark.parametrize(
     ("content", "says"),
     [
         (None, "cannot be started .No such file"),
-        ("#!/bin/sh\nexit 1\n", "does not answer as a Python does"),
-        ("#!/bin/sh\necho hello\n", "does not answer as a Python does"),
-        ("#!/bin/sh\necho '[[3, 2], [], []]'\n", r"is of version 3\.2, and functions travel within one"),
-        *((f"#!/bin/sh\necho '{json}'\n", "does not answer as a Python does") for json in ODD),
+        ("exit 1", NONE),
+        ("echo hello", NONE),
+        ("echo '[[3, 2], [], []]'", r"is of version 3\.2, and functions travel within one"),
+        *((f"echo '{json}'", NONE) for json in ODD),
     ],
 )
 def test_what_is_no_such_python_is_refused(tmp_path, content, says):
     path = tmp_path / "python"
     if content:
-        path.write_text(content)
-        path.chmod(0o700)
+        program(path, content)
     with pytest.raises(synk.InvalidValue, match=rf"python='{path}' {says}.*: give fork\(python=…\)"):
         synk.fork(2, verbose=False, python=os.fspath(path))
     with pytest.raises(synk.InvalidType, match="python= is the path of a Python; got a int"):

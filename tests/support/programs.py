@@ -25,6 +25,17 @@ def pytest_configure(config):
             compileall.compile_dir(ROOT / folder, quiet=2)
 
 
+PATHS = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+"""The environment of programs that import what is here, too."""
+
+
+def start_python(code, *arguments, **options):
+    """A process of its own that runs *code*: its input and output are pipes, as ``Popen`` has them."""
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code, *map(str, arguments)]
+    pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    return subprocess.Popen(command, text=True, env={**os.environ, **PATHS}, **pipes | options)
+
+
 SLOW = ("jax", "matplotlib", "numba", "pytensor", "torch")  # to import
 
 
