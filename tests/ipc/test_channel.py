@@ -35,8 +35,8 @@ class Wire:
         self.size = size
         self.eventfds = [os.eventfd(0) for _ in range(1 + size)]
         wake_workers, *wakes_main = self.eventfds
-        inherited = Inherited(-1, -1, wake_workers, tuple(wakes_main), (), -1)
-        memory = memoryview(mmap.mmap(-1, block_bytes(size)))
+        self.inherited = inherited = Inherited(-1, -1, wake_workers, tuple(wakes_main), (), -1)
+        self.memory = memory = memoryview(mmap.mmap(-1, block_bytes(size)))
         pairs = [socket.socketpair() for _ in range(size)]
         self.sockets = [ours for ours, _ in pairs]
         self.controller = Controller(memory, size, inherited)
@@ -81,7 +81,7 @@ class Wire:
             sock.close()
         for fd in self.eventfds:
             os.close(fd)
-        del self.listeners, self.controller, self.lane
+        del self.listeners, self.controller, self.lane, self.memory
 
 
 @pytest.fixture
@@ -102,6 +102,17 @@ def wired():
 
 def echo(rank, command, housekeeping):
     return b"%d|%s|%s" % (rank, command, housekeeping)
+
+
+def waits(which, go):
+    """Answers with the rank, and *which* of them to the command "wait" when it may *go*."""
+
+    def answer(rank, command, _):
+        if rank == which and command == b"wait":
+            assert go.wait(PATIENCE)
+        return b"%d" % rank
+
+    return answer
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -199,13 +210,7 @@ def test_a_fence_holds_nobody_up_after_an_interrupt_between_its_steps(monkeypatc
 def test_the_last_answer_wakes_the_controller(wired, last):
     """It sleeps, and nobody but the last to answer wakes it: waiting has no limit here."""
     go = threading.Event()
-
-    def answer(rank, command, housekeeping):
-        if rank == last and command == b"wait":
-            assert go.wait(PATIENCE)
-        return b"%d" % rank
-
-    wire = wired(3, answer)
+    wire = wired(3, waits(last, go))
     wire.lane.send(b"wait", b"")
     assert wait_until(lambda: wire.lane.unanswered() == [last])
 
@@ -220,32 +225,26 @@ def test_the_last_answer_wakes_the_controller(wired, last):
 
 def test_a_deadline_ends_the_wait_and_the_answer_still_counts(wired):
     go = threading.Event()
-
-    def answer(rank, command, housekeeping):
-        if rank == 1 and command == b"wait":
-            assert go.wait(PATIENCE)
-        return command
-
-    wire = wired(2, answer)
+    wire = wired(2, waits(1, go))
     wire.lane.send(b"wait", b"")
     assert wire.lane.wait(time.monotonic() + 0.05, []) == []
     assert wait_until(lambda: wire.lane.unanswered() == [1])
     assert not wire.listeners[0].answered(1, wire.listeners[0].number)
     go.set()
-    assert wire.answers() == [b"wait"] * 2
+    assert wire.answers() == [b"0", b"1"]
     assert wire.listeners[0].answered(1, wire.listeners[0].number)
-    assert wire.ask(b"on") == [b"on"] * 2
+    assert wire.ask(b"on") == [b"0", b"1"]
 
 
 def test_a_sentinel_ends_the_wait(wired):
     go = threading.Event()
-    wire = wired(1, lambda rank, command, _: command if command != b"wait" or go.wait(PATIENCE) else b"")
+    wire = wired(1, waits(0, go))
     ours, theirs = os.pipe()
     wire.lane.send(b"wait", b"")
     os.close(theirs)
     assert wire.lane.wait(time.monotonic() + PATIENCE, [ours]) == [ours]
     go.set()
-    assert wire.answers() == [b"wait"]
+    assert wire.answers() == [b"0"]
     assert wire.lane.wait(time.monotonic() + PATIENCE, [ours]) == []  # all have answered
     os.close(ours)
 

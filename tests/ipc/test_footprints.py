@@ -18,13 +18,8 @@ from synkro.messages import (
     Distribute,
     Fill,
     Gpus,
-    Indirect,
-    Parcel,
     Reduce,
     Reduction,
-    Release,
-    Revert,
-    Secure,
     SecuredReplica,
     Start,
     Store,
@@ -188,10 +183,8 @@ def test_items_of_lists(strings, selection):
     ends = np.cumsum([0, *(len(dump(value)) for value in values)])
     indices = range(5)
     with mirrored(1, 2, range(1, 2)) as home:
-        places, memory = (
-            home.give(np.array(list(pairwise(ends)))),
-            home.give(np.frombuffer(stream, "u1")),
-        )
+        places = home.give(np.array(list(pairwise(ends))))
+        memory = home.give(np.frombuffer(stream, "u1"))
         if isinstance(selection, range):
             indices = selection
         elif selection is not None:
@@ -245,10 +238,8 @@ def test_large_outputs(size, data):
         gathered = Region(home.allocate(48 * size), number * 48, (6,), "<f8")
         home.rank.keep([[values[number]], [values[number]]])
         placements = [()] * size
-        placements[number] = (
-            StoredPiece(0, 0, stages[number], True),
-            StoredPiece(1, 0, gathered, False),
-        )
+        stored = StoredPiece(0, 0, stages[number], True), StoredPiece(1, 0, gathered, False)
+        placements[number] = stored
         assert home.do(Store(tuple(placements))) == Ack()
         np.testing.assert_array_equal(home.seen(gathered), values[number])
         everyone = tuple(range(size))
@@ -318,7 +309,7 @@ def test_variables_of_a_worker_that_has_died():
             replica = home.rank.variables[number]
             assert (replica.name, replica.value.dtype) == (f"v{number}", value.dtype)
             np.testing.assert_array_equal(replica.value, value)
-        secured = home.do(Secure(None, 0, (), ()))
+        secured = home.do(messages.Secure(None, 0, (), ()))
         assert [each._replace(place=0) for each in secured.replicas] == [was for was, _ in pairs]
         assert (secured.called, secured.generator, secured.objects) == (False, None, ())
 
@@ -329,26 +320,22 @@ def test_variables_are_as_they_were_kept():
         replica = home.create(np.arange(6.0).reshape(2, 3))
         for time in (1, 2):
             replica.value[:] = time
-            home.do(Secure(time, time - 1, (), ()))
+            home.do(messages.Secure(time, time - 1, (), ()))
         for time in (2, 1):
             replica.value = np.full((4, 3), 9.0)
-            home.do(Revert(time))
+            home.do(messages.Revert(time))
             np.testing.assert_array_equal(replica.value, np.full((2, 3), float(time)))
 
 
 def test_functions_bring_their_arrays():
     with mirrored() as home:
         memory = home.give(np.arange(100, dtype=np.uint8))
-        parcel = Parcel(b"", memory.segment, ((8, 20), (64, 65)))
+        parcel = messages.Parcel(b"", memory.segment, ((8, 20), (64, 65)))
         wanted = [Extent(memory.segment, 8, 20), Extent(memory.segment, 64, 65)]
-        for command in (
-            Distribute(parcel, (), "", {}),
-            messages.Renew(parcel),
-            messages.Compare(parcel),
-            messages.Changes(parcel),
-        ):
+        others = [kind(parcel) for kind in (messages.Renew, messages.Compare, messages.Changes)]
+        for command in (Distribute(parcel, (), "", {}), *others):
             assert [*home.view.reads(command, [0])] == wanted
-        assert [*home.view.reads(messages.Renew(Parcel(b"", None, ())), [0])] == []
+        assert [*home.view.reads(messages.Renew(messages.Parcel(b"", None, ())), [0])] == []
 
 
 def test_a_command_in_another_one():
@@ -357,7 +344,7 @@ def test_a_command_in_another_one():
         value = Extent(inner.value.segment, 0, 24)
         assert [*home.view.reads(Assign({}, [], pickle.dumps(inner)), [1])] == [value]
         payload = pickle.dumps(inner)
-        long = Indirect(home.give(np.frombuffer(payload, np.uint8)))
+        long = messages.Indirect(home.give(np.frombuffer(payload, np.uint8)))
         itself = Extent(long.region.segment, 0, len(payload))
         assert [*home.view.reads(long, [1])] == [itself, value]
         row = Region(7, 10, (3, 5), "|u1")
@@ -379,13 +366,13 @@ def test_gpus_look_at_the_versions_of_what_they_read():
     start = Start("", 1, False, 0, versions, (None,), Gpus((0,), False, None), None, False, versions)
     view = View(home.seen)
     view.begin(start.outbox, start.versions)
-    assert [*view.reads(Release(), [0])] == []
+    assert [*view.reads(messages.Release(), [0])] == []
     at = versions.offset + 8 * (value.segment % 4)
     contents, version = Extent(value.segment, 0, 24), Extent(versions.segment, at, at + 8)
     payload = home.give(np.frombuffer(pickle.dumps(Create(5, None, value)), np.uint8))
     for command in (Create(5, None, value), Assign({}, [], pickle.dumps(Create(5, None, value)))):
         assert [*view.reads(command, [0])] == [contents, version]
-    assert [*view.reads(Indirect(payload), [0])][-1].segment == versions.segment
+    assert [*view.reads(messages.Indirect(payload), [0])][-1].segment == versions.segment
     home.close()
 
 
@@ -399,8 +386,8 @@ def test_on_a_trusted_network_numbers_are_bare_and_nothing_else():
     array, picked = home.give(np.arange(20.0)), Picked(home.give(np.array([3, 1])))
     room = home.give(np.array([1, 8, 8], "<u8").view(np.uint8))
     items = Items(home.give(np.array([[0, 8], [8, 16]])), True, room, False)
-    payload = home.give(np.frombuffer(pickle.dumps(Release()), np.uint8))
-    parcel = Parcel(b"", array.segment, ((8, 16),))
+    payload = home.give(np.frombuffer(pickle.dumps(messages.Release()), np.uint8))
+    parcel = messages.Parcel(b"", array.segment, ((8, 16),))
     stored = Store(((StoredPiece(0, 0, array, False),),))
     reduced = Reduction("sum", 1, (0,), (array,), array)
     for trusted in (False, True):
@@ -415,7 +402,7 @@ def test_on_a_trusted_network_numbers_are_bare_and_nothing_else():
             assert set(reads(command)) == {trusted}
         for command in (
             Call(plan_of((items, Pickled(room)), ((0, 2),), range(2))),
-            *(Indirect(payload), Distribute(parcel, (), "", {}), messages.Renew(parcel)),
+            *(messages.Indirect(payload), Distribute(parcel, (), "", {}), messages.Renew(parcel)),
         ):
             assert set(reads(command)) == {False}
         chosen = Call(plan_of((Scattered(array),), ((0, 2),), picked))
@@ -425,7 +412,7 @@ def test_on_a_trusted_network_numbers_are_bare_and_nothing_else():
             reduce = Reduce((reduced._replace(owners=owners),), (0, 1))
             (part,) = view.writes(reduce, {0: Ack()})
             assert part.bare is trusted
-        for command, reply in ((stored, Ack()), (Release(), TooLong(9))):
+        for command, reply in ((stored, Ack()), (messages.Release(), TooLong(9))):
             assert {piece.bare for piece in view.writes(command, {0: reply})} <= {False}
     home.close()
 

@@ -1,34 +1,25 @@
 """The channel, where some ranks are on another host."""
 
-import mmap
-import os
 import select
 import threading
 import time
 
 import pytest
 
-from synkro.ipc.block import block_bytes
-from synkro.ipc.channel import Controller
-from synkro.ipc.descriptors import Inherited
-from synkro.ipc.listener import Listener
+from ipc.test_channel import Wire
 from synkro.ipc.proxy import Proxy
 
 pytestmark = pytest.mark.quick
 SIZE = 3
 
 
-class Wire:
+class Proxied(Wire):
     """A controller, the listener of rank 0, and a proxy for ranks 1 and 2."""
 
     def __init__(self):
-        self.eventfds = [os.eventfd(0) for _ in range(1 + SIZE)]
-        wake_workers, *wakes_main = self.eventfds
-        inherited = Inherited(-1, -1, wake_workers, tuple(wakes_main), (), -1)
-        memory = memoryview(mmap.mmap(-1, block_bytes(SIZE)))
-        self.controller = Controller(memory, SIZE, inherited)
-        self.listener = Listener(memory, 0, SIZE, inherited)
-        self.proxy = Proxy(memory, SIZE, [1, 2], inherited)
+        super().__init__(SIZE)
+        self.listener = self.listeners[0]
+        self.proxy = Proxy(self.memory, SIZE, [1, 2], self.inherited)
 
     def send(self, command, housekeeping=b"", ranks=(0, 1, 2)):
         lane = self.controller.lane(ranks)
@@ -36,14 +27,13 @@ class Wire:
         return lane
 
     def close(self):
-        del self.controller, self.listener, self.proxy
-        for fd in self.eventfds:
-            os.close(fd)
+        del self.listener, self.proxy
+        super().close()
 
 
 @pytest.fixture
 def wire():
-    wire = Wire()
+    wire = Proxied()
     yield wire
     wire.close()
 

@@ -50,8 +50,7 @@ def test_a_file_that_is_mapped(two, tmp_path):
 
 
 LAZY = """
-import numpy as np
-import synkro as synk
+import numpy as np, synkro as synk
 from support.limits import descriptors
 
 def tried(call):

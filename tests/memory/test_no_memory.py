@@ -1,13 +1,13 @@
 """Where memory runs out, the user hears how much was asked for, and can go on."""
 
 import builtins
+import contextlib
 import errno
 import os
 import resource
-import sys
+import types
 from pathlib import Path
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -18,8 +18,6 @@ from support.waiting import Watch
 from synkro.memory.segment import Segment
 
 pytestmark = pytest.mark.long
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 
 # ── no memory ────────────────────────────────────────────────────────────────────────────────────────
@@ -35,10 +33,6 @@ def full(monkeypatch):
 def knowing(value):
     """A function that brings *value* along."""
     return lambda x: len(value) + x.sum()
-
-
-def need_data(session):
-    return lambda: session.data(np.ones(10))
 
 
 def need_growth(session):
@@ -65,7 +59,8 @@ def calling(fn, outputs, rows, plain=False, **options):
 
 
 NEEDS = {
-    "data": need_data,
+    "data": lambda session: lambda: session.data(np.ones(10)),
+    "the start": lambda _: lambda: synk.Session(1, verbose=False).close(),
     "growth": need_growth,
     "a copied input": calling(rows, "gather", 1000, plain=True),
     "a batch": calling(rows, "gather", 10, batch=[1, 3, 5]),
@@ -88,14 +83,6 @@ def test_full_memory_is_an_error_and_the_session_goes_on(need, session, monkeypa
     assert total(session) == 7
 
 
-def test_full_memory_at_the_start(monkeypatch):
-    full(monkeypatch)
-    with pytest.raises(synk.SharedMemoryError, match="No space left"):
-        synk.fork(2, verbose=False)
-    monkeypatch.undo()
-    assert synk.fork(2, verbose=False) == 2
-
-
 def test_more_than_the_machine_has_is_an_error_at_once(session):
     with Watch(), pytest.raises(synk.SharedMemoryError, match=r"asked for.*free_memory"):
         session.data(shape=(1 << 50,), dtype="uint8")
@@ -112,13 +99,13 @@ def test_no_descriptor_left_is_an_error_and_the_session_goes_on(session):
 
 
 def test_the_limit_of_the_size_of_files_is_named(session):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
     try:
         with pytest.raises(synk.SharedMemoryError, match=r"ulimit -f, RLIMIT_FSIZE\) is 1\.0 MB"):
             session.data(np.ones(1 << 18))
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert total(session) == 7
 
 
@@ -146,12 +133,10 @@ def test_a_worker_that_cannot_map_memory_now_can_do_so_later(session):
 def test_inputs_outlive_a_worker_s_shortage_of_descriptors(session):
     def hog(on):
         held = vars(builtins).setdefault("held", [])
-        try:
+        with contextlib.suppress(OSError):
             while on:
                 held.append(os.open(os.devnull, os.O_RDONLY))
-        except OSError:
-            return
-        while held:
+        while held and not on:
             os.close(held.pop())
 
     def opens():
@@ -165,6 +150,7 @@ def test_inputs_outlive_a_worker_s_shortage_of_descriptors(session):
     hogging(False)
     hogging(True)
     x = session.data(np.ones(5))
+    says = "Too many open files.*the worker has no descriptor left: .*ulimit -n"
     for call in (
         lambda: f(x),
         lambda: f(x),
@@ -174,9 +160,7 @@ def test_inputs_outlive_a_worker_s_shortage_of_descriptors(session):
         lambda: session.map(abs, [1]),
         g,
     ):
-        with pytest.raises(
-            OSError, match=r"Too many open files.*the worker has no descriptor left: .*ulimit -n"
-        ):
+        with pytest.raises(OSError, match=says):
             call()
     hogging(False)
     assert f(x) == 5
@@ -205,10 +189,7 @@ def test_a_worker_that_closed_its_descriptors_is_given_up(session):
         os.closerange(3, 20)
         x.spare = [os.open("/dev/zero", os.O_RDONLY) for _ in range(17)]
 
-    class Spare:
-        pass
-
-    spare = Spare()
+    spare = types.SimpleNamespace()
     total = session.function(lambda x: x.sum(), outputs="sum")
     with Watch(), pytest.raises(synk.SynkroError):  # noqa: PT012
         session.function(lambda x: deafen(spare), outputs=[])(np.ones(4))

@@ -52,24 +52,18 @@ def collapses():
 
 
 @pytest.mark.parametrize("nbytes", SIZES)
-def test_what_one_mapping_writes_another_reads(memfd, nbytes):
+def test_what_one_mapping_writes_another_reads_and_a_copy_keeps(memfd, nbytes):
     os.ftruncate(memfd, nbytes)
     take_huge_pages(memfd, nbytes)
-    one, other = map_file(memfd, nbytes, Access.WRITE), map_file(memfd, nbytes, Access.READ)
+    one, other, copy = (map_file(memfd, nbytes, Access[name]) for name in ("WRITE", "READ", "COPY"))
     assert len(one) == len(other) == nbytes
+    copy[...] = 7
+    assert copy.all()
     assert not one.any()
     one[...] = np.arange(nbytes) % 251
     assert np.array_equal(other, np.arange(nbytes) % 251)
+    assert (copy == 7).all()
     assert os.fstat(memfd).st_size == nbytes
-
-
-@pytest.mark.parametrize("nbytes", SIZES)
-def test_a_copy_is_writable_and_private(memfd, nbytes):
-    os.ftruncate(memfd, nbytes)
-    shared, copy = map_file(memfd, nbytes, Access.WRITE), map_file(memfd, nbytes, Access.COPY)
-    copy[...] = 7
-    assert copy.all()
-    assert not shared.any()
 
 
 def test_a_mapping_to_read_can_by_no_means_be_written(memfd):
@@ -120,18 +114,14 @@ def test_large_segments_lie_in_huge_pages():
     segment.close()
 
 
-def test_without_huge_pages_a_segment_is_as_good(monkeypatch):
-    monkeypatch.setattr("synkro.memory.mapping._MADV_COLLAPSE", -1)  # what older kernels do not know
-    segment = Segment.create(1, 3 * HUGE)
-    segment.base[...] = 1
-    assert segment.base.sum() == 3 * HUGE
-    assert os.fstat(segment.fd).st_blocks * 512 >= 3 * HUGE
-    segment.close()
-
-
+@pytest.mark.parametrize("huge", [True, False])
 @pytest.mark.parametrize("nbytes", SIZES)
-def test_all_of_a_segment_is_reserved(nbytes):
+def test_all_of_a_segment_is_reserved(nbytes, huge, monkeypatch):
+    if not huge:
+        monkeypatch.setattr("synkro.memory.mapping._MADV_COLLAPSE", -1)  # what older kernels do not know
     segment = Segment.create(1, nbytes)
     assert os.fstat(segment.fd).st_blocks * 512 >= nbytes
     assert os.fstat(segment.fd).st_size == nbytes
+    segment.base[...] = 1
+    assert segment.base.sum() == nbytes
     segment.close()

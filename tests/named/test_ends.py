@@ -18,10 +18,7 @@ pytest.importorskip("posix_ipc", reason="needs posix_ipc, which has no wheel for
 pytestmark = [pytest.mark.programs, pytest.mark.one_host]
 
 OWNER = """
-import os, sys, time
-import numpy as np
-import synkro as synk
-
+import os, sys, time, numpy as np, synkro as synk
 name = sys.argv[1]
 synk.fork(2, verbose=False)
 x = synk.data(np.ones((7, 3)), shm_name=name)
@@ -35,10 +32,7 @@ print(child or 0, *synk.here.session.pids, flush=True)
 WAITING = OWNER + "sys.stdin.read()\n"
 
 AGAIN = """
-import sys
-import numpy as np
-import synkro as synk
-
+import sys, numpy as np, synkro as synk
 synk.fork(1, verbose=False)
 while True:
     x = synk.data(np.ones((7, 3)), shm_name=sys.argv[1])

@@ -219,9 +219,7 @@ def test_every_call_sees_what_another_program_has_written(session, name, x):
 def test_memory_of_multiprocessing_is_attached(name, run_python):
     run_python(f"""
 from multiprocessing.shared_memory import SharedMemory
-import numpy as np
-import synkro as synk
-
+import numpy as np, synkro as synk
 synk.fork(2, verbose=False)
 memory = SharedMemory({name[1:]!r}, create=True, size=8 + 168)
 theirs = np.ndarray((7, 3), "f8", memory.buf, 8)
@@ -382,13 +380,9 @@ def header(descr, shape=(7, 3), order=False):
         (8, "<H", 5, "cannot be read: "),
         (8, "<H", 60000, "cannot be read: "),
         (10, "3s", b"{{{", "cannot be read: "),
-        (10, "100s", header("|O"), "field 'descr' is object"),
         (10, "100s", header("<f8", order=True), "field 'fortran_order' is True"),
-        (10, "100s", header("<f8", (8, 3)), "field 'nbytes' is 168, and has to be 192"),
         (10, "100s", header("<f8", (-7, 3)), "field '"),
-        (10, "100s", header("<f8", (9999999999999999999, 3)), "field '"),
         (10, "100s", header("<f4"), "field 'nbytes' is 168, and has to be 84"),
-        (10, "100s", header("<f9"), "cannot be read: "),
         (TAIL + 8, "<I", 3, "is of version 3"),
         (TAIL + 12, "<I", 1, "field 'descr' is float64, and has to be that of slots"),
         (TAIL + 12, "<I", 9, "field 'kind' is 9, and has to be 0, an array, or 1, a ring"),

@@ -74,11 +74,7 @@ WRONG = {  # what is in the way, and what is said of it as memory, and as a sema
         "it is a symbolic link",
         "is a symbolic link, and no memory",
     ),
-    "empty": (
-        lambda path: path.touch(0o600),
-        "is empty",
-        "has 0 bytes, and a semaphore has 32",
-    ),
+    "empty": (lambda path: path.touch(0o600), "is empty", "has 0 bytes, and a semaphore has 32"),
 }
 
 

@@ -15,7 +15,7 @@ import synkro as synk
 from support.named import files
 from support.programs import start_python
 from support.sessions import lasting, running
-from support.waiting import Watch, wait_until
+from support.waiting import Watch, interrupted_after, wait_until
 from synkro.memory import named
 from synkro.memory import ring as module
 
@@ -205,14 +205,6 @@ def test_what_is_written_is_cast_as_data_is(ring, name):
         writer.write(frame(1))
 
 
-def test_frames_of_one_number(session, name):
-    ring = session.ring(name, 2, (), "f4", timeout=30)
-    f = session.function(lambda x: x + 1, outputs="max", bcast_inputs="x")
-    with synk.ring(name) as writer:
-        writer.write(2.5)
-    assert [f(each) for each in ring] == [3.5]
-
-
 # ── who waits for whom ───────────────────────────────────────────────────────────────────────────────
 
 
@@ -312,11 +304,13 @@ def test_what_a_ring_needs(session, name, ring):
     x.free_memory()
 
 
-def test_the_longest_name(session):
+def test_the_longest_name_and_frames_of_one_number(session):
     longest = f"/synkro-test-{os.getpid()}".ljust(246, "x")
-    with session.ring(longest, slots=1, shape=()) as ring, synk.ring(longest) as writer:
-        writer.write(3)
-        assert next(ring)[()] == 3
+    f = session.function(lambda x: x + 1, outputs="max", bcast_inputs="x")
+    with session.ring(longest, 1, (), "f4", timeout=30) as ring:
+        with synk.ring(longest) as writer:
+            writer.write(2.5)
+        assert [f(each) for each in ring] == [3.5]
     assert not files(longest)
 
 
@@ -443,8 +437,7 @@ time.sleep(60)
 
 
 @pytest.mark.programs
-def test_a_fork_of_the_writer_does_not_stand_for_it(session, name, total):
-    ring = session.ring(name, slots=2, shape=SHAPE, dtype="i8", timeout=30)
+def test_a_fork_of_the_writer_does_not_stand_for_it(ring, name, total):
     writer = start_python(FORKS, name)
     child = int(writer.stdout.readline())
     try:
@@ -455,20 +448,14 @@ def test_a_fork_of_the_writer_does_not_stand_for_it(session, name, total):
     finally:
         os.kill(child, signal.SIGKILL)
         writer.communicate()
-        ring.close()
 
 
 def test_ctrl_c_ends_a_wait(ring, name):
-    def interrupted(wait):
-        timer = threading.Timer(0.15, signal.raise_signal, [signal.SIGINT])
-        timer.start()
-        with Watch(), pytest.raises(KeyboardInterrupt):
-            wait()
-        timer.join()
-
-    interrupted(lambda: next(ring))
+    with Watch(), pytest.raises(KeyboardInterrupt), interrupted_after(0.15):
+        next(ring)
     with synk.ring(name) as writer:
         for number in range(3):
             writer.write(frame(number))
-        interrupted(lambda: writer.write(frame(3)))
+        with Watch(), pytest.raises(KeyboardInterrupt), interrupted_after(0.15):
+            writer.write(frame(3))
     assert [each[0, 0] for each in ring] == [0, 1, 2]

@@ -8,7 +8,7 @@ import pytest
 import synkro as synk
 from support.leftovers import children
 from support.sessions import running
-from support.together import good, together
+from support.together import together
 from synkro import NotForked, SessionClosed, UsageError
 from synkro.machine import available_cores
 
@@ -111,23 +111,16 @@ def test_fork_again_is_the_running_session():
         synk.fork(2, timeout=5, verbose=False)
 
 
-def test_fork_in_several_threads_makes_one_session():
-    def fork():
-        return synk.fork(2, devices="cpu", verbose=False), synk.here.session
-
-    outcomes = good(together(*[fork] * 6))
-    assert outcomes == [(2, synk.here.session)] * 6
-    assert children() == set(synk.here.session.pids)
-
-
-def test_forks_of_several_threads_that_differ_are_one_and_errors():
-    forks = [functools.partial(synk.fork, n, devices="cpu", verbose=False) for n in (1, 2, 3)]
-    outcomes = together(*forks)
-    (made,) = [outcome for outcome in outcomes if isinstance(outcome, int)]
-    assert children() == set(synk.here.session.pids)
-    assert len(synk.here.session.pids) == made
+@pytest.mark.parametrize("sizes", [(2,) * 6, (1, 2, 3)])
+def test_forks_of_several_threads_make_one_session(sizes):
+    """Those that ask for another number of workers are told."""
+    outcomes = together(*[functools.partial(synk.fork, n, devices="cpu", verbose=False) for n in sizes])
+    pids = synk.here.session.pids
+    assert children() == set(pids)
+    made = [outcome for outcome in outcomes if isinstance(outcome, int)]
     others = [outcome for outcome in outcomes if not isinstance(outcome, int)]
-    assert [type(other) for other in others] == [synk.UsageError] * 2
+    assert made == [len(pids)] * sizes.count(len(pids))
+    assert [type(other) for other in others] == [synk.UsageError] * (len(sizes) - len(made))
     assert all("fork() was called already, with another n_parallel=" in str(other) for other in others)
 
 

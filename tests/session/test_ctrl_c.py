@@ -197,6 +197,5 @@ finally:
 
 
 def test_other_programs_keep_their_own_handler(run_python):
-    assert run_python("-c", "import signal, synkro; print(signal.getsignal(2).__name__)").stdout == (
-        "default_int_handler\n"
-    )
+    done = run_python("-c", "import signal, synkro; print(signal.getsignal(2).__name__)")
+    assert done.stdout == "default_int_handler\n"

@@ -79,59 +79,43 @@ def while_computing(session, end, tmp_path):
     return session.function(lambda: end() if rank() == 1 else None, outputs=[])
 
 
-def while_the_other(session, end, tmp_path, does):
-    sign = str(tmp_path / "sign")
-    os.mkfifo(sign)
+def while_the_other(does):
+    """When both have begun: the other one *does* something meanwhile."""
 
-    def meet():
-        with open(sign, "r" if rank() else "w"):  # opens when the other side does, too
-            end() if rank() else does()
+    def prepare(session, end, tmp_path):
+        sign = str(tmp_path / "sign")
+        os.mkfifo(sign)
 
-    return session.function(meet, outputs=[])
+        def meet():
+            with open(sign, "r" if rank() else "w"):  # opens when the other side does, too
+                end() if rank() else does()
 
+        return session.function(meet, outputs=[])
 
-def while_the_other_sleeps(session, end, tmp_path):
-    return while_the_other(session, end, tmp_path, lambda: time.sleep(60))
-
-
-def while_the_other_is_in_native_code(session, end, tmp_path):
-    return while_the_other(session, end, tmp_path, lambda: 10**10**8)
+    return prepare
 
 
-def on_report(session, phase, count, end):
-    """Let rank 1 end when it says that it is in *phase*."""
+def on_report(phase, count, fn, outputs, length, **options):
+    """In a call of *fn*, when rank 1 says that it is in *phase*."""
 
-    def arm():
-        replica = here.rank
-        say = replica.report
+    def prepare(session, end, tmp_path):
+        def arm():
+            replica = here.rank
+            say = replica.report
 
-        def report(now, done):
-            if (now, done) == (phase, count):
-                end()
-            say(now, done)
+            def report(now, done):
+                if (now, done) == (phase, count):
+                    end()
+                say(now, done)
 
-        if replica.number == 1:
-            replica.report = report
+            if replica.number == 1:
+                replica.report = report
 
-    session.function(arm, outputs=[])()
+        f = session.function(fn, outputs=outputs)
+        session.function(arm, outputs=[])()
+        return lambda: f(np.ones(length), **options)
 
-
-def between_slices(session, end, tmp_path):
-    f = session.function(rows, outputs="gather")
-    on_report(session, Phase.RUNNING, 2, end)
-    return lambda: f(np.ones(8), num_slices=3)
-
-
-def while_storing(session, end, tmp_path):
-    f = session.function(rows, outputs="gather")
-    on_report(session, Phase.STORING, 0, end)
-    return lambda: f(np.ones(2 * LARGE))
-
-
-def while_reducing(session, end, tmp_path):
-    f = session.function(lambda x: np.full(LARGE, x.sum()), outputs="sum")
-    on_report(session, Phase.REDUCING, 0, end)
-    return lambda: f(np.ones(8))
+    return prepare
 
 
 class Bomb:
@@ -147,8 +131,7 @@ class Bomb:
 
 def while_distributing(session, end, tmp_path):
     bomb = Bomb(end)
-    f = session.function(lambda: bomb, outputs=[])
-    session.f = f  # keep it
+    session.f = session.function(lambda: bomb, outputs=[])  # kept there
     return session.distribute
 
 
@@ -181,28 +164,28 @@ def while_memory_is_freed(session, end, tmp_path):
     return x.free_memory
 
 
-PHASES = [
-    when_idle,
-    while_computing,
-    while_the_other_sleeps,
-    while_the_other_is_in_native_code,
-    between_slices,
-    while_storing,
-    while_reducing,
-    while_distributing,
-    while_mapping,
-    while_memory_is_freed,
-]
+PHASES = {
+    "when_idle": when_idle,
+    "while_computing": while_computing,
+    "while_the_other_sleeps": while_the_other(lambda: time.sleep(60)),
+    "while_the_other_is_in_native_code": while_the_other(lambda: 10**10**8),
+    "between_slices": on_report(Phase.RUNNING, 2, rows, "gather", 8, num_slices=3),
+    "while_storing": on_report(Phase.STORING, 0, rows, "gather", 2 * LARGE),
+    "while_reducing": on_report(Phase.REDUCING, 0, lambda x: np.full(LARGE, x.sum()), "sum", 8),
+    "while_distributing": while_distributing,
+    "while_mapping": while_mapping,
+    "while_memory_is_freed": while_memory_is_freed,
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.__name__)
+@pytest.mark.parametrize("phase", PHASES)
 def test_a_death_is_told(phase, kind, session, tmp_path):
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     data = session.data(np.arange(5.0))
     f = session.function(lambda x: x.sum(), outputs="sum")
     assert f(data) == 10
-    fatal = phase(session, ending(kind), tmp_path)
+    fatal = PHASES[phase](session, ending(kind), tmp_path)
     with Watch(), pytest.raises(synk.WorkerDied) as caught:
         fatal()
     died = caught.value
@@ -441,18 +424,14 @@ class Detailed(Exception):
 scale = 1
 
 
-def missing_file():
-    os.stat("/nowhere/at/all")
-
-
-def late(iterator=iter(())):
-    next(iterator)
-
-
 @pytest.mark.parametrize(
     ("fail", "kind", "attributes"),
     [
-        (missing_file, FileNotFoundError, {"errno": 2, "filename": "/nowhere/at/all"}),
+        (
+            lambda: os.stat("/nowhere/at/all"),
+            FileNotFoundError,
+            {"errno": 2, "filename": "/nowhere/at/all"},
+        ),
         (lambda: b"\xff".decode(), UnicodeDecodeError, {"start": 0, "object": b"\xff"}),
         (lambda: np.linalg.inv(np.zeros((2, 2))), np.linalg.LinAlgError, {}),
         (lambda: np.ones(2).sum(axis=3), np.exceptions.AxisError, {"axis": 3, "ndim": 1}),
@@ -476,7 +455,7 @@ def test_it_is_caught_as_in_a_serial_program(fail, kind, attributes, lived):
 
 def test_the_end_of_an_iterator_ends_nothing_here(lived):
     with pytest.raises(synk.WorkerError, match="StopIteration") as caught:
-        lived.function(late, outputs=[])()
+        lived.function(lambda: next(iter(())), outputs=[])()
     assert type(caught.value) is synk.WorkerError
 
 

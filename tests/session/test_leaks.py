@@ -140,15 +140,6 @@ def test_functions_leave_nothing(session):
     check_growth(Count(session), create, 30, 300)
 
 
-def test_redefined_functions_are_forgotten_by_the_workers(session):
-    count = Count(session)
-    first = count()["functions of a worker"]
-    for n in range(20):
-        f = session.function(lambda x, n=n: x.sum() + n, outputs="sum")
-        assert f(np.zeros(4)) == 2 * n
-    assert count()["functions of a worker"] <= first + 1
-
-
 def test_results_that_are_kept_stay_and_those_dropped_go(session):
     f = session.function(lambda x: x, outputs="gather")
     x = session.data(np.ones(100_000))

@@ -71,12 +71,10 @@ def test_the_default_is_a_worker_a_core(monkeypatch):
 
 
 def test_the_default_respects_the_affinity(run_python):
-    done = run_python(
-        "import os, synkro as synk\n"
-        f"os.sched_setaffinity(0, {{{CORES[-1]}}})\n"
-        "print(synk.fork(verbose=False))\n"
+    code = (
+        f"import os, synkro; os.sched_setaffinity(0, [{CORES[-1]}]); print(synkro.fork(verbose=False))"
     )
-    assert done.stdout == "1\n"
+    assert run_python("-c", code).stdout == "1\n"
 
 
 WARNED = """
@@ -127,12 +125,11 @@ def test_one_is_singular(capsys):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("by", ["argument", "environment"])
-def test_forms_of_devices(devices, count, by):
+def test_forms_of_devices(devices, count):
     value = devices if isinstance(devices, str) else ",".join(devices)
-    chosen = choose(None, devices, "x") if by == "argument" else choose(None, None, value)
-    assert len(chosen) == (count or available_cores())
-    assert {each.device[:3] for each in chosen} == {"cpu"}
+    for chosen in (choose(None, devices, "x"), choose(None, None, value)):
+        assert len(chosen) == (count or available_cores())
+        assert {each.device[:3] for each in chosen} == {"cpu"}
 
 
 @pytest.mark.fresh
@@ -182,15 +179,6 @@ def test_status_lines_on_stderr(capsys):
     assert lines[4] == "Synkro distributing functions..."
     assert lines[5].startswith("...distribution complete (")
     assert len(lines) == 6
-
-
-def test_verbose_false_is_silent(capfd):
-    synk.fork(2, devices="dev0->cpu;dev1->cpu", verbose=False)
-    f = synk.function(np.sum, outputs="sum")
-    synk.distribute()
-    f(np.ones(3))
-    synk.close()
-    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.fresh
@@ -335,8 +323,8 @@ def test_a_file_named_like_a_module_does_no_harm(name, run_python, tmp_path):
 
 def test_a_file_named_like_a_loaded_module_does_no_harm(run_python, tmp_path):
     """In the current folder of ``python -c``, which is on the path of both sides."""
-    (tmp_path / "zipimport.py").write_text("raise SystemExit('the wrong module')\n")
-    (tmp_path / "site.py").write_text("raise SystemExit('the wrong module')\n")
+    for name in ("zipimport", "site"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")
     assert run_python("-c", PROGRAM).stdout == "this is __main__\n18.0\n"
 
 

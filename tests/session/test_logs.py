@@ -16,7 +16,7 @@ import pytest
 import synkro as synk
 from support.logs import Kept, log
 from support.sessions import two_mapping
-from support.waiting import Watch, wait_until
+from support.waiting import Watch, interrupted_after, wait_until
 
 two_forked = two_mapping
 
@@ -85,7 +85,7 @@ def test_levels_are_those_of_now(two, kept):
 
 
 class Named(logging.Logger):
-    """Of a class that a module brings along."""
+    pass
 
 
 def test_loggers_of_a_class_of_their_own(two, tmp_path):
@@ -165,11 +165,7 @@ def test_a_stacklevel_beyond_the_function_is_that_of_the_function(two, kept):
 
 
 class Place:
-    """The program's own, in the place of one of a script."""
-
     class Kind(enum.Enum):
-        """What a place is."""
-
         HERE = 1
 
     def __init__(self, x):
@@ -415,13 +411,6 @@ def test_records_of_a_worker_that_dies(kept):
         assert kept.said == [("INFO", "last words", 1)]
 
 
-def drain(results, delay):
-    """Take results until Ctrl-C comes, after *delay* seconds."""
-    timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    collections.deque(results, maxlen=0)
-
-
 @pytest.mark.counted_once
 def test_ctrl_c_while_records_come(kept):
     """None of them is taken for a part of another one."""
@@ -433,8 +422,8 @@ def test_ctrl_c_while_records_come(kept):
     with synk.Session(2, devices="cpu", verbose=False, timeout=30) as session, Watch():
         mark = session.function(lambda: log.info("mark"), outputs=[])
         for delay in np.linspace(0.001, 0.1, 15):
-            with pytest.raises(KeyboardInterrupt):
-                drain(session.imap(task, range(10**6)), delay)
+            with pytest.raises(KeyboardInterrupt), interrupted_after(delay):
+                collections.deque(session.imap(task, range(10**6)), maxlen=0)
             kept.records.clear()
             mark()
             assert [text for _, text, _ in kept.said].count("mark") == 2
@@ -530,15 +519,13 @@ class Ours(UserWarning):
 
 
 class Holder:
-    """Has a category in it."""
-
     class Inner(UserWarning):
-        """One of the program's."""
+        pass
 
 
 def test_categories_of_the_program(two):
     class Local(UserWarning):
-        """One that a function has."""
+        pass
 
     kinds = {Holder.Inner, Local, Ours}
 

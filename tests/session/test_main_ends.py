@@ -4,11 +4,9 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -22,8 +20,6 @@ from synkro.controller.engine.engine import State
 from synkro.messages import Phase
 
 pytestmark = pytest.mark.programs
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 
 # ── the main process ends ────────────────────────────────────────────────────────────────────────────
@@ -211,49 +207,37 @@ print("pids", *other.pids, flush=True)
 assert len(other.function(lambda x: x, outputs="gather")(other.data(np.arange(1e6)))) == 1e6
 """
 EXITS = {
-    "without close": ("synk.function(lambda x: x.sum())(np.ones(4))", 0),
-    "after close": ("synk.close()", 0),
-    "by an exception": ("raise ZeroDivisionError", 1),
-    "beside another session": (OTHER, 0),
-    "beside another session, at once": (OTHER + "os._exit(7)", 7),
-    "in a broken session": (
-        "try:\n"
-        "    synk.function(lambda: os._exit(3), outputs=[])()\n"
-        "except synk.WorkerDied:\n"
-        "    sys.exit(7)",
-        7,
-    ),
-    "beside a call in a daemon thread": ("exit_beside(napping(60))", 7),
-    "beside a native call in a daemon thread": (
-        "exit_beside(synk.function(lambda: 10**10**8, outputs=[]))",
-        7,
-    ),
-    "beside a call in a thread": (
-        "f = napping(0.5)\nexit_beside(lambda: print('done', f()), daemon=False)",
-        7,
-    ),
-    "beside a submitted call": (
-        "f = napping(0.5)\n"
-        "f.submit().add_done_callback(lambda future: print('done', future.result()))\n"
-        "running(); sys.exit(7)",
-        7,
-    ),
-    "by a thread, in a call": (
-        "threading.Thread(target=lambda: (running(), os._exit(7)), daemon=True).start()\nnapping(60)()",
-        7,
-    ),
-    "by an unheard Ctrl-C": (
-        "def stop(): running(); os.kill(os.getpid(), signal.SIGINT)\n"
-        "threading.Thread(target=stop, daemon=True).start()\n"
-        "napping(60)()",
-        -signal.SIGINT,
-    ),
+    "without close": "synk.function(lambda x: x.sum())(np.ones(4))",
+    "after close": "synk.close()",
+    "by an exception": "raise ZeroDivisionError",
+    "beside another session": OTHER,
+    "beside another session, at once": OTHER + "os._exit(7)",
+    "in a broken session": "try:\n"
+    "    synk.function(lambda: os._exit(3), outputs=[])()\n"
+    "except synk.WorkerDied:\n"
+    "    sys.exit(7)",
+    "beside a call in a daemon thread": "exit_beside(napping(60))",
+    "beside a native call in a daemon thread": "f = synk.function(lambda: 10**10**8, outputs=[])\n"
+    "exit_beside(f)",
+    "beside a call in a thread": "f = napping(0.5)\n"
+    "exit_beside(lambda: print('done', f()), daemon=False)",
+    "beside a submitted call": "f = napping(0.5)\n"
+    "f.submit().add_done_callback(lambda future: print('done', future.result()))\n"
+    "running(); sys.exit(7)",
+    "by a thread, in a call": "def leave(): running(); os._exit(7)\n"
+    "threading.Thread(target=leave, daemon=True).start()\n"
+    "napping(60)()",
+    "by an unheard Ctrl-C": "def stop(): running(); os.kill(os.getpid(), signal.SIGINT)\n"
+    "threading.Thread(target=stop, daemon=True).start()\n"
+    "napping(60)()",
 }
+STATUS = dict.fromkeys(("without close", "after close", "beside another session"), 0)
+STATUS |= {"by an exception": 1, "by an unheard Ctrl-C": -signal.SIGINT}  # and 7 for the others
 
 
 @pytest.mark.parametrize("how", EXITS)
 def test_the_interpreter_exits(how, run_python):
-    code, status = EXITS[how]
+    code, status = EXITS[how], STATUS.get(how, 7)
     before = shared_files()
     with Watch():
         done = run_python(HEAD + code + "\n", check=False, timeout=60, env=PATHS)

@@ -98,11 +98,9 @@ def test_a_directory_that_may_not_be_entered_is_named(monkeypatch):
 
 def test_a_trace_cannot_be_named_from_nowhere(session, deleted, tmp_path):
     deleted()
-    with (
-        pytest.raises(InvalidValue, match=r"trace\.json (is relative|cannot be written)"),
-        session.trace("trace.json"),
-    ):
-        pytest.fail("there was no error")
+    told = pytest.raises(InvalidValue, match=r"trace\.json (is relative|cannot be written)")
+    with told, session.trace("trace.json"):
+        """Never here."""
     with session.trace(tmp_path / "trace.json"):
         session.shared(1.0)
     assert (tmp_path / "trace.json").exists()

@@ -48,22 +48,14 @@ FROZEN = pytest.raises(
 OTHER = pytest.raises(synk.NotAvailable, match=r"is not called as a Python is: give fork\(python=…\)")
 
 
-def test_a_frozen_program_does_not_start_itself(frozen):
-    for _ in range(2):
-        with FROZEN:
-            synk.fork(2, verbose=False)
-    assert not frozen()
-
-
-@pytest.mark.parametrize("executable", ["application", "", None])
+@pytest.mark.parametrize("executable", ["frozen", "application", "", None])
 def test_what_is_no_python_is_not_started(application, monkeypatch, executable):
     path, started = application
     monkeypatch.setattr(sys, "executable", path if executable else executable)
-    for _ in range(2):
-        with OTHER:
-            synk.fork(2, verbose=False)
-    with OTHER:
-        machine.start("print()")
+    monkeypatch.setattr(sys, "frozen", executable == "frozen", raising=False)
+    for start in (lambda: synk.fork(2, verbose=False), lambda: machine.start("print()")) * 2:
+        with FROZEN if executable == "frozen" else OTHER:
+            start()
     assert not started()
 
 
@@ -93,6 +85,7 @@ def test_a_frozen_program_names_a_python(frozen, name):
     assert synk.fork(2, devices="cpu", verbose=False, python=RIGHT) == 2
     with pytest.raises(synk.UsageError, match="another python="):
         synk.fork(2, devices="cpu", verbose=False)
+    synk.close()
     assert not frozen()
 
 

@@ -29,11 +29,12 @@ PATHS = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
 """The environment of programs that import what is here, too."""
 
 
-def start_python(code, *arguments, **options):
+def start_python(code, *arguments, env=None, **options):
     """A process of its own that runs *code*: its input and output are pipes, as ``Popen`` has them."""
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code, *map(str, arguments)]
     pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
-    return subprocess.Popen(command, text=True, env={**os.environ, **PATHS}, **pipes | options)
+    environment = {**os.environ, **PATHS, **(env or {})}
+    return subprocess.Popen(command, text=True, env=environment, **pipes | options)
 
 
 SLOW = ("jax", "matplotlib", "numba", "pytensor", "torch")  # to import

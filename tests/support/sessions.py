@@ -48,12 +48,12 @@ _kept = {}
 """With ``--over``, sessions by their number of workers: to start one takes seconds of all processors."""
 
 
-def lasting(workers=2):
+def lasting(workers=2, **options):
     """A fixture for a file: what a test makes must be gone after it, the session need not."""
 
     @pytest.fixture(scope="module")
     def session(request):
-        yield from _serving(workers, request.config)
+        yield from _serving(workers, request.config, **options)
 
     return session
 
@@ -81,13 +81,12 @@ def in_turn(*workers, rarely=()):
     return session
 
 
-def _serving(workers, config):
+def _serving(workers, config, **options):
     if config.getoption("over"):
         yield kept(workers)
         return
-    session = start(workers)
-    yield session
-    session.close()
+    with start(workers, **options) as session:
+        yield session
 
 
 def kept(workers):

@@ -1,5 +1,9 @@
 """Waiting for what comes a moment later, but soon."""
 
+import contextlib
+import os
+import signal
+import threading
 import time
 
 SOON = 5.0  # seconds; what is promised in one, on a busy machine
@@ -23,6 +27,18 @@ class Watch:
 
     def __exit__(self, *error):
         assert time.monotonic() - self.start < 3 * SOON  # other tests run beside this one
+
+
+@contextlib.contextmanager
+def interrupted_after(seconds):
+    """Ctrl-C comes so many seconds after the beginning of the block, if that goes on."""
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def state(pid):
