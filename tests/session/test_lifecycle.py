@@ -71,10 +71,9 @@ def test_the_default_is_a_worker_a_core(monkeypatch):
 
 
 def test_the_default_respects_the_affinity(run_python):
-    code = (
-        f"import os, synkro; os.sched_setaffinity(0, [{CORES[-1]}]); print(synkro.fork(verbose=False))"
-    )
-    assert run_python("-c", code).stdout == "1\n"
+    cores = f"os.sched_setaffinity(0, [{CORES[-1]}])"
+    done = run_python("-c", f"import os, synkro; {cores}; print(synkro.fork(verbose=False))")
+    assert done.stdout == "1\n"
 
 
 WARNED = """
@@ -426,8 +425,7 @@ def test_workers_survive_the_thread_that_forked():
 
 
 FORKED = """
-import multiprocessing, os, sys, time
-import numpy as np, synkro as synk
+import multiprocessing, os, sys, time, numpy as np, synkro as synk
 
 def slow(x, k, seconds):
     time.sleep(seconds)

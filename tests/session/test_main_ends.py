@@ -25,8 +25,7 @@ pytestmark = pytest.mark.programs
 # ── the main process ends ────────────────────────────────────────────────────────────────────────────
 
 HEAD = """
-import os, signal, sys, threading, time
-import numpy as np, synkro as synk
+import os, signal, sys, threading, time, numpy as np, synkro as synk
 from support.inside import say_ties, whereabouts
 from synkro.messages import Phase
 

@@ -53,7 +53,6 @@ CELLS = {
 }
 
 RUN = """
-import sys
 import nbformat
 from nbclient import NotebookClient
 
