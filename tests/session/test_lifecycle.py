@@ -19,6 +19,7 @@ from synkro.machine import available_cores, cpu_name
 pytestmark = pytest.mark.long
 
 CORES = sorted(os.sched_getaffinity(0))
+NAMED = "a->cpu0;b->cpu"
 CAPS = ("OMP", "OPENBLAS", "MKL", "BLIS", "NUMEXPR", "NUMBA")
 
 
@@ -35,14 +36,14 @@ def test_close_is_idempotent(session):
 
 
 @pytest.mark.fresh
-@pytest.mark.quick
-@pytest.mark.parametrize("end", [None, pytest.raises(ZeroDivisionError)], ids=["ends", "fails"])
-def test_session_is_a_context_manager(end):
-    with end or contextlib.nullcontext(), synk.Session(2, verbose=False) as session:
+@pytest.mark.parametrize("fails", [pytest.param(False, marks=pytest.mark.quick), True])
+def test_session_is_a_context_manager(fails):
+    end = pytest.raises(ZeroDivisionError) if fails else contextlib.nullcontext()
+    with end, synk.Session(2, verbose=False) as session:
         assert session.n_parallel == len(session.pids) == 2
         assert not any(map(gone, session.pids))
         assert total(session) == 7
-        assert end is None or 1 / 0
+        assert not fails or 1 / 0
     assert all(map(gone, session.pids))
 
 
@@ -132,12 +133,11 @@ def test_forms_of_devices(devices, count):
 
 
 @pytest.mark.fresh
-@pytest.mark.quick
 @pytest.mark.parametrize(
     ("number", "devices", "variable", "cores"),
     [
-        (None, "a->cpu0;b->cpu", "cpu,cpu,cpu", [CORES[:1], CORES]),
-        (None, None, "a->cpu0;b->cpu", [CORES[:1], CORES]),
+        pytest.param(None, NAMED, "cpu,cpu,cpu", [CORES[:1], CORES], marks=pytest.mark.quick),
+        pytest.param(None, None, NAMED, [CORES[:1], CORES], marks=pytest.mark.quick),
         (1, ["cpu0", "cpu"], "cpu,cpu,cpu", [CORES[:1]]),
         (None, [f"cpu{len(CORES) - 1}", "cpu", "cpu0"], "", [CORES[-1:], CORES, CORES[:1]]),
     ],
