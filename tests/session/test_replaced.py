@@ -418,7 +418,7 @@ def test_what_functions_make_by_themselves(two):
 
     def step(x, ranks):
         w.value += 1 + synk.rank()
-        history.setdefault("loss", []).append(float(x[0]))
+        history.setdefault("loss", []).append((float(x[0]), synk.rank()))
         if not hasattr(holder, "part"):
             holder.part, holder.rows = Part(), np.zeros(2)
         holder.part.k += 1
@@ -430,13 +430,13 @@ def test_what_functions_make_by_themselves(two):
         return list(history["loss"]), holder.part.k, float(holder.rows[0]), list(table[0]), step.calls
 
     run = synk.function(step, bcast_inputs="ranks", outputs=None)
-    done = []
     for number in range(4):
         for ranks in ([0, 1], [0], [1])[: number % 4]:
             dying(run, np.full(2, 100.0), ranks)
-        done.append(float(number))
         count = number + 1
-        assert run(np.full(2, float(number)), []) == [(done, count, count, [*range(count)], count)] * 2
+        for rank, found in enumerate(run(np.full(2, float(number)), [])):
+            done = [(float(n), rank) for n in range(count)]
+            assert found == (done, count, count, [*range(count)], count)
         check(two, w, [count] * 2, [2 * count] * 2)
 
 
