@@ -294,6 +294,9 @@ def test_variables():
         np.testing.assert_array_equal(replica.value, home.seen(source)[6:9])
         shown = home.do(messages.Read((1,), (1,), "gather", False))
         np.testing.assert_array_equal(in_outbox(home, shown)[0], replica.value)
+        raised = home.do(messages.Read((1,), (1,), "gather", True))
+        np.testing.assert_array_equal(in_outbox(home, raised)[0], replica.value[None])
+        assert home.do(messages.Read((1,), (0,), "gather", True)) == messages.Done(None, None)
 
 
 def test_variables_of_a_worker_that_has_died():
