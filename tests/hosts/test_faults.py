@@ -208,14 +208,7 @@ def test_a_slow_network_loses_no_host(hosts, tmp_path, network):
         pytest.skip("needs tc, of iproute2")
     run(*hosts.on("h1", "tc", "qdisc", "add", *slow))
     try:
-        done = subprocess.run(
-            hosts.on("h1", sys.executable, "-c", SLOW, hosts.launcher, network),
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+        done = hosts.python(tmp_path, SLOW, hosts.launcher, network)
     finally:
         run(*hosts.on("h1", "tc", "qdisc", "delete", "dev", "eth0", "root"))
     assert done.stdout == "True\n", done.stderr
@@ -294,14 +287,7 @@ def test_workers_that_cannot_be_started_on_another_host(hosts, tmp_path):
     launcher = tmp_path / "few"
     launcher.write_text(FEW.format(launcher=hosts.launcher))
     launcher.chmod(0o700)
-    done = subprocess.run(
-        hosts.on("h1", sys.executable, "-c", TOO_MANY, launcher),
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = hosts.python(tmp_path, TOO_MANY, launcher)
     error, one = done.stdout.splitlines()
     assert "on h2: " in error
     assert "Too many open files" in error
@@ -343,19 +329,7 @@ def test_the_error_names_a_log_that_stays_until_a_session_ends_well(hosts, tmp_p
     flag.touch()
     (tmp_path / "sitecustomize.py").write_text(PLANTED.replace("FLAG", repr(str(flag))))
     prefix = "" if OPEN_MPI else "[h2] "
-    done = subprocess.run(
-        hosts.on("h1", sys.executable, "-c", LOGGED, hosts.launcher, flag, prefix),
-        env={
-            **os.environ,
-            "PYTHONPATH": f"{tmp_path}:{ROOT}",
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "TMPDIR": str(tmp_path),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = hosts.python(tmp_path, LOGGED, hosts.launcher, flag, prefix, PYTHONDONTWRITEBYTECODE="1")
     assert done.returncode == 0, done.stderr
     (tmp_path / "sitecustomize.py").unlink()
     assert wait_until(lambda: not any(left(hosts, tmp_path)), seconds=10), left(hosts, tmp_path)
@@ -402,14 +376,7 @@ def test_a_process_that_ends_or_stops_at_the_start_is_told(hosts, tmp_path, what
     flag.touch()
     planted = BEGINNING.replace("FLAG", repr(str(flag))).replace("WHAT", what)
     (tmp_path / "sitecustomize.py").write_text(planted)
-    done = subprocess.run(
-        hosts.on("h1", sys.executable, "-B", "-c", TWICE, hosts.launcher, flag),
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=40,
-    )
+    done = hosts.python(tmp_path, TWICE, hosts.launcher, flag, timeout=40)
     assert re.search(says, done.stdout, re.DOTALL), done.stdout + done.stderr
     assert done.stdout.endswith("\n2\n"), done.stderr
     assert wait_until(lambda: not (processes_of(tmp_path) or hosts.shared_files()), seconds=10)
@@ -456,14 +423,7 @@ except synk.SessionError as error:
 
 def test_workers_of_a_host_that_come_too_late(hosts, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(LATE)
-    done = subprocess.run(
-        hosts.on("h1", sys.executable, "-B", "-c", PATIENT, hosts.launcher),
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = hosts.python(tmp_path, PATIENT, hosts.launcher)
     assert done.stdout == (
         "the hosts and their workers were not ready within 8 s (start_timeout=): ranks 1, 2 on h2 did "
         "not answer. Give more, or look at what takes long there.\n"
@@ -490,14 +450,7 @@ except synk.HostLost as error:
 
 def test_memory_runs_out_in_a_collective(hosts, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(FULL)
-    done = subprocess.run(
-        hosts.on("h1", sys.executable, "-B", "-c", COLLECTIVE, hosts.launcher),
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = hosts.python(tmp_path, COLLECTIVE, hosts.launcher)
     assert done.stdout.startswith(
         "h2 the host h2 (rank 1) is lost: memory ran out there, as 128.0 MB of shared memory were asked "
         "for, but the machine has 1.0 MB of memory left: "
@@ -528,14 +481,7 @@ for call in (synk.function(fail, outputs=[]), lambda: synk.map(fail, [0.01] * 50
 
 
 def test_errors_name_the_host(hosts, tmp_path):
-    done = subprocess.run(
-        hosts.on("h1", sys.executable, "-c", NAMED, hosts.launcher),
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = hosts.python(tmp_path, NAMED, hosts.launcher)
     one, other, late = done.stdout.splitlines()
     assert one.startswith("h2 rank 1 (h2) failed in the function 'fail': KeyError: 'mine'")
     assert other.startswith("h2 rank 1 (h2) failed in the function 'fail' at item ")

@@ -170,19 +170,7 @@ def is_told_and_has_no_effect(hosts, tmp_path, attacks, at, to, trusted="no"):
     (tmp_path / "sitecustomize.py").write_text(planted)
     if at == "h2":  # who does not talk to h3 here
         attacks = {attack: what for attack, what in attacks.items() if "redirected" not in attack}
-    done = subprocess.run(
-        hosts.on("h1", sys.executable, "-B", "-c", PROGRAM, hosts.launcher, flag, *attacks),
-        env={
-            **os.environ,
-            "PYTHONPATH": f"{tmp_path}:{ROOT}",
-            "TMPDIR": str(tmp_path),
-            "TRUSTED": trusted,
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=180,
-    )
+    done = hosts.python(tmp_path, PROGRAM, hosts.launcher, flag, *attacks, timeout=180, TRUSTED=trusted)
     told = dict(zip(attacks, map(json.loads, done.stdout.splitlines()), strict=False))
     assert done.returncode == 0, done.stderr
     says = {attack: f"a message from {at} to {to} {what}" for attack, what in attacks.items()}
@@ -231,14 +219,7 @@ def test_rows_have_none_on_a_trusted_network(hosts, tmp_path):
     """As the documents say: so that somebody can change a result."""
     flag = tmp_path / "flag"
     (tmp_path / "sitecustomize.py").write_text(f"AT, FLAG = 'h1', {str(flag)!r}\n{PLANTED}")
-    done = subprocess.run(
-        hosts.on("h1", sys.executable, "-B", "-c", CHANGES, hosts.launcher, flag),
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = hosts.python(tmp_path, CHANGES, hosts.launcher, flag)
     assert done.stdout == "False\n", done.stderr
     assert "Synkro: rows between them have no digests (trusted_network=True)\n" in done.stderr
 
@@ -312,14 +293,7 @@ except synk.HostLost as error:
 def test_a_switch_on_the_way_changes_a_pickle(hosts, tmp_path, kind):
     """Really on the way: in the packets."""
     with hosts.switched("h2", "word-7-of-mine", "word-7-of-them") as switch:
-        done = subprocess.run(
-            hosts.on("h1", sys.executable, "-B", "-c", SWITCHED, hosts.launcher, kind),
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+        done = hosts.python(tmp_path, SWITCHED, hosts.launcher, kind)
         lost = f"the host h2 (rank 1) is lost: a message from h1 to h2 {CHANGED}; look for"
         assert done.stdout.startswith("h2 in a map of "), (done.stdout, done.stderr)
         assert lost in done.stdout

@@ -1,13 +1,8 @@
 """Memory with a name is of the main program's host: its rows travel to the others, in each call."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from support.hosts import processes_of
-from support.programs import ROOT
 from support.waiting import wait_until
 
 pytest.importorskip("posix_ipc", reason="needs posix_ipc, which has no wheel for this Python")
@@ -43,14 +38,7 @@ print("done")
 
 
 def test_each_call_sees_what_lies_there(hosts, tmp_path):
-    done = subprocess.run(
-        hosts.on("h1", sys.executable, "-c", PROGRAM, hosts.launcher),
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
-    )
+    done = hosts.python(tmp_path, PROGRAM, hosts.launcher, timeout=100)
     assert done.stdout == "done\n", done.stderr
     assert wait_until(lambda: not processes_of(tmp_path), seconds=10)
     assert not hosts.shared_files()

@@ -63,21 +63,14 @@ def test_the_tests_pass_over(hosts, run):
     assert done.returncode == 0, done.stdout[-5000:]
 
 
-def test_workers_are_on_hosts_of_their_own(hosts):
+def test_workers_are_on_hosts_of_their_own(hosts, tmp_path):
     code = (
         "import socket, sys\nimport synkro as synk\n"
         "synk.fork(hosts=['h1:1', 'h2:2'], devices='cpu', launcher=sys.argv[1])\n"
         "where = synk.function(lambda: (socket.gethostname(), synk.host(), synk.local_rank()), "
         "outputs=None)\nprint(where())"
     )
-    done = subprocess.run(
-        hosts.on("h1", sys.executable, "-c", code, hosts.launcher),
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = hosts.python(tmp_path, code, hosts.launcher)
     assert done.stdout == "[('h1', 0, 0), ('h2', 1, 0), ('h2', 1, 1)]\n"
     assert "Synkro: 2 hosts by MPICH" in done.stderr
     assert "over shell: h1 (rank 0), h2 (ranks 1, 2), ready in " in done.stderr

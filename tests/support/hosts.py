@@ -21,6 +21,7 @@ from pathlib import Path
 from synkro.errors import NotAvailable
 from synkro.hosts.launch import found_mpiexec
 
+from .programs import ROOT
 from .waiting import wait_until
 
 try:
@@ -108,6 +109,18 @@ class Hosts:
         """The command line that runs *command* on a host, with the environment of this process."""
         pid = str(self._processes[name].pid)
         return ["nsenter", "-t", pid, *_OWN, "--", "env", "-C", os.getcwd(), *map(str, command)]
+
+    def python(self, folder, code, *arguments, timeout=60, **variables):
+        """Run a program on h1, which imports from *folder*, too, and has its files there."""
+        paths = {"PYTHONPATH": f"{folder}:{ROOT}", "TMPDIR": str(folder)}
+        return subprocess.run(
+            self.on("h1", sys.executable, "-B", "-c", code, *arguments),
+            env={**os.environ, **paths, **variables},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout,
+        )
 
     def link(self, name, up):
         """Cut a host off the network, or connect it again."""
