@@ -6,7 +6,7 @@ import pytest
 import synkro as synk
 from support.examples import given, st
 from support.sessions import lasting, running
-from synkro import InvalidType, InvalidValue, WorkerError, extensions
+from synkro import InvalidValue, WorkerError, extensions
 from synkro.plan.split import PIECE_BYTES, PIECE_ROWS, fitting_slices, split
 
 session = lasting(2)
@@ -129,11 +129,3 @@ def test_steps_that_reduce_at_their_end_are_not():
             train = extensions.make_train_function(loss, [w], rule)
             losses.append([train(X, num_slices=num_slices) for _ in range(3)] + [*w.value])
     np.testing.assert_allclose(*losses, rtol=1e-10)
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize("given", ["Auto", "", "4", 2.0, None, True])
-def test_other_words_and_numbers_are_refused(session, given):
-    f = session.function(pieces, outputs="gather")
-    with pytest.raises(InvalidType, match='num_slices must be an int of 1 or more, or "auto"; got'):
-        f(X, num_slices=given)
