@@ -4,7 +4,6 @@ import array as buffers
 import functools
 import operator
 import os
-import threading
 import time
 from concurrent.futures import CancelledError
 
@@ -15,6 +14,7 @@ import synkro as synk
 from support.examples import given, st
 from support.inside import controller, everyone
 from support.sessions import INLINE, lasting
+from support.together import good, together
 from support.waiting import wait_until
 from synkro import InvalidIndex, InvalidType, InvalidValue, NotAvailable, WorkerError
 from synkro.controller.progress import Progress
@@ -178,33 +178,12 @@ def test_functions_without_scattered_inputs_run_once_on_every_rank(session):
     assert session.function(os.getpid, outputs=None)() == list(session.pids)
 
 
-@pytest.mark.parametrize(
-    ("value", "kind"),
-    [
-        (2, int),
-        (2.5, float),
-        (True, bool),
-        (1j, complex),
-        (np.float32(2), np.float32),
-        (np.int8(2), np.int8),
-        (np.True_, np.bool_),
-        ([1, 2], np.ndarray),
-        (np.array(2), np.ndarray),
-    ],
-)
-def test_broadcast_numbers_arrive_as_they_are(session, value, kind):
-    f = session.function(lambda k: type(k) is kind, bcast_inputs="k", outputs="min")
-    assert f(value)
-    g = session.function(lambda k: k, bcast_inputs="k", outputs="max")
-    assert np.array_equal(g(value), value)
-
-
-def test_broadcast_numbers_can_change_from_call_to_call(session):
-    f = session.function(lambda x, k: x * k, bcast_inputs="k", outputs="gather")
-    x = session.data(X)
-    for k in (1, 2, 1.5, -1):
-        assert np.array_equal(f(x, k), X * k)
-        assert np.array_equal(f(x, k=k), X * k)
+@pytest.mark.parametrize("value", [[1, 2], np.array(2)], ids=repr)  # numbers: test_arguments.py
+def test_broadcast_lists_and_arrays_arrive_as_arrays(session, value):
+    f = session.function(lambda k: [type(k) is np.ndarray, k], bcast_inputs="k", outputs=["min", "max"])
+    is_array, found = f(value)
+    assert is_array
+    assert np.array_equal(found, value)
 
 
 def test_inputs_are_read_only_inside(session):
@@ -288,43 +267,38 @@ def test_what_equals_one_is_no_number_of_slices(session, slices):
         function(X, num_slices=slices)
 
 
-def test_what_is_written_into_an_array_between_calls_is_seen(session):
-    f = session.function(lambda x: x, outputs="gather")
-    array, data = X.copy(), session.data(X)
-    for value in (5, 6):
-        array[1], data[1] = value, value
-        assert np.array_equal(f(array), array)
-        assert np.array_equal(f(data), array)
-
-
-@pytest.mark.parametrize("mode", ["r+", "c", "copied"])
-def test_what_is_written_into_a_map_between_calls_is_seen(session, tmp_path, mode):
+@pytest.mark.parametrize("kind", ["array", "data", "r+", "c", "copied"])
+def test_what_is_written_between_calls_is_seen(session, tmp_path, kind):
     np.save(tmp_path / "x.npy", X)
-    if mode == "copied":  # an np.memmap by class, but of no file
-        array = np.load(tmp_path / "x.npy", mmap_mode="r").copy()
+    if kind == "copied":  # an np.memmap by class, but of no file
+        argument = np.load(tmp_path / "x.npy", mmap_mode="r").copy()
+    elif kind in ("array", "data"):
+        argument = X.copy() if kind == "array" else session.data(X)
     else:
-        array = np.load(tmp_path / "x.npy", mmap_mode=mode)
+        argument = np.load(tmp_path / "x.npy", mmap_mode=kind)
     f = session.function(lambda x: x, outputs="gather")
     for value in (5, 6):
-        array[1] = value
-        assert np.array_equal(f(array), array)
+        argument[1] = value
+        assert np.array_equal(f(argument)[1], np.full(3, value))
+        assert np.array_equal(f(argument), argument)
+        assert np.array_equal(f(X + value), X + value)  # another one in between
 
 
 # ── progress ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_progress_ends_with_a_line_where_there_is_no_terminal(session, capsys):
+@pytest.mark.parametrize(
+    ("rows", "slices", "said"),
+    [
+        (7, 3, "3 of 3 slices"),
+        (5, 8, "2 of 2 slices"),  # three rows on one rank, two on the other
+        (1, 8, "1 of 1 slice"),
+    ],
+)
+def test_progress_ends_with_a_line_where_there_is_no_terminal(session, capsys, rows, slices, said):
     f = session.function(lambda x: x.sum(), outputs="sum", name="counting")
-    assert f(X, num_slices=3, progress=True) == X.sum()
-    assert capsys.readouterr().err == "Synkro: counting: 3 of 3 slices\n"
-
-
-def test_slices_that_there_are_no_rows_for_are_not_counted(session, capsys):
-    f = session.function(lambda x: x.sum(), outputs="sum", name="counting")
-    f(np.ones(5), num_slices=8, progress=True)  # three rows on one rank, two on the other
-    assert capsys.readouterr().err == "Synkro: counting: 2 of 2 slices\n"
-    f(np.ones(1), num_slices=8, progress=True)
-    assert capsys.readouterr().err == "Synkro: counting: 1 of 1 slice\n"
+    assert f(np.ones(rows), num_slices=slices, progress=True) == rows
+    assert capsys.readouterr().err == f"Synkro: counting: {said}\n"
 
 
 def test_a_slice_counts_when_all_ranks_have_computed_theirs(session, tmp_path, monkeypatch):
@@ -365,14 +339,6 @@ def test_submitted_calls_run_in_their_order(session):
     futures = [f.submit(k) for k in range(10)]
     assert [future.result(30).tolist() for future in futures] == [[k, k + 1] for k in range(10)]
     assert f.submit(10).result(30).tolist() == [10, 11]
-
-
-def test_buffers_are_copied_when_they_are_submitted(session):
-    f = session.function(lambda k: [k.sum(), time.sleep(0.2)][0], bcast_inputs="k", outputs="max")
-    numbers = buffers.array("d", [1.0, 2.0])
-    futures = [f.submit(np.zeros(2)), f.submit(numbers)]
-    numbers[0] = 100.0
-    assert [future.result(30) for future in futures] == [0.0, 3.0]
 
 
 def test_submitted_calls_take_options_and_raise_what_the_call_raises(session):
@@ -417,25 +383,15 @@ def test_calls_from_many_threads_are_served_one_at_a_time(fresh):
     f = fresh.function(lambda x, k: [x * k, x.sum()], bcast_inputs="k", outputs=["gather", "sum"])
     g = fresh.function(lambda x: x.max(axis=0), outputs="max")
     wide = np.ones((3, INLINE // 8 + 1))
-    wrong = []
 
     def work(k):
-        try:
-            for _ in range(10):
-                product, total = f(X, k)
-                assert np.array_equal(product, X * k)
-                assert total == X.sum()
-                assert (g(wide * k) == k).all()
-        except BaseException as error:
-            wrong.append(error)
+        for _ in range(10):
+            product, total = f(X, k)
+            assert np.array_equal(product, X * k)
+            assert total == X.sum()
+            assert (g(wide * k) == k).all()
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(1, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert wrong == []
-    assert not any(thread.is_alive() for thread in threads)
+    good(together(*[functools.partial(work, k) for k in range(1, 5)], seconds=60))
 
 
 # ── in this process ──────────────────────────────────────────────────────────────────────────────
@@ -458,29 +414,24 @@ def test_build_inputs_makes_data_named_as_the_parameters(session):
     assert [(d.name, d.ndim) for d in (x, y, scale)] == [("x", 2), ("scale", 0), ("y", 1)]
     assert np.array_equal(x, X)
     assert np.allclose(f(x, y=scale, scale=y), X @ Y * 2)
+    x = session.function(lambda x: x.sum()).build_inputs(X, minibatch=True)  # one argument: its data
+    assert isinstance(x, synk.Data)
+    assert (x.name, x.minibatch, x.shape) == ("x", True, X.shape)
 
 
 def test_build_inputs_passes_its_options_on(session):
     f = session.function(projection, bcast_inputs="y")
-    x, y = f.build_inputs(X, Y, oversize=2, minibatch=True)
-    assert (x.minibatch, y.minibatch) == (True, False)
-    x, y = f.build_inputs(X, Y, oversize=2, minibatch=[False, True])
-    assert (x.minibatch, y.minibatch) == (False, True)
-    with pytest.raises(
-        InvalidValue, match=r"has 1 flag for the 2 arguments of the function 'projection'"
+    for given_flags, flags in ((True, (True, False)), ([False, True], (False, True))):
+        x, y = f.build_inputs(X, Y, oversize=2, minibatch=given_flags)
+        assert (x.minibatch, y.minibatch) == flags
+        assert (x.alloc_size, y.alloc_size) == (42, 6)
+    for wrong, error, message in (
+        ([True], InvalidValue, r"has 1 flag for the 2 arguments of the function 'projection'"),
+        ([True, 1], InvalidType, r"each flag of minibatch= .* must be True or False; got 1\."),
+        ("yes", InvalidType, r"minibatch must be True or False; got 'yes'\."),
     ):
-        f.build_inputs(X, Y, minibatch=[True])
-    with pytest.raises(InvalidType, match=r"each flag of minibatch= .* must be True or False; got 1\."):
-        f.build_inputs(X, Y, minibatch=[True, 1])
-    with pytest.raises(InvalidType, match=r"minibatch must be True or False; got 'yes'\."):
-        f.build_inputs(X, Y, minibatch="yes")
-    assert (x.alloc_size, y.alloc_size) == (42, 6)
-
-
-def test_build_inputs_of_one_argument_is_its_data(session):
-    x = session.function(lambda x: x.sum()).build_inputs(X, minibatch=True)
-    assert isinstance(x, synk.Data)
-    assert (x.name, x.minibatch, x.shape) == ("x", True, X.shape)
+        with pytest.raises(error, match=message):
+            f.build_inputs(X, Y, minibatch=wrong)
 
 
 # ── as a decorator ───────────────────────────────────────────────────────────────────────────────
@@ -525,21 +476,6 @@ def test_what_comes_first_is_a_callable_or_the_inputs(session):
     assert session.function(lambda x: x.sum(), outputs=None)(X) == [66, 144]  # not the default
 
 
-def test_decorators_of_the_module():
-    synk.fork(1, verbose=False)
-
-    @synk.function
-    def total(x):
-        return x.sum()
-
-    @synk.function(outputs="sum")
-    def summed(x):
-        return x.sum()
-
-    synk.distribute()
-    assert total(X) == summed(X) == X.sum()
-
-
 # ── messages ─────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -557,17 +493,13 @@ def test_an_exception_inside_names_the_function_and_keeps_the_session(session):
     assert session.function(lambda x: x.sum(), outputs="sum")(X) == X.sum()
 
 
-def test_a_map_and_an_array_take_turns(session, tmp_path):
-    np.save(tmp_path / "x.npy", X)
-    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-    f = session.function(lambda x: x, outputs="gather")
-    for argument in (mapped, X + 1, mapped, X + 2, mapped):
-        assert np.array_equal(f(argument), argument)
-
-
 def test_what_was_submitted_is_not_changed_by_later_writing(fresh):
-    f = fresh.function(lambda x, y: x * y, bcast_inputs="y", outputs="gather")
+    f = fresh.function(
+        lambda x, y, z: [time.sleep(0.1), x * y + z.sum()][1], bcast_inputs=["y", "z"], outputs="gather"
+    )
     x, factors, rows = np.ones((50_000, 2)), [2.0, 3.0], np.arange(40_000)
-    future = f.submit(x, factors, batch=rows)
-    x[:] = factors[0] = rows[:] = 0
-    assert np.array_equal(future.result(), np.tile([2.0, 3.0], (40_000, 1)))
+    numbers = buffers.array("d", [1.0, 2.0])
+    first, second = (f.submit(x, factors, numbers, batch=rows) for _ in range(2))
+    x[:] = factors[0] = rows[:] = numbers[0] = 0
+    for future in (first, second):
+        assert np.array_equal(future.result(30), np.tile([5.0, 6.0], (40_000, 1)))

@@ -11,6 +11,8 @@ import synkro as synk
 from support.sessions import lasting, running
 from synkro import CallTimeout, InvalidType, InvalidValue, WorkerError
 
+pytestmark = pytest.mark.quick
+
 X = np.arange(8.0)
 
 session = lasting(2)
@@ -26,32 +28,24 @@ def sleepy(x):
     return x.sum()
 
 
-@pytest.mark.quick
 def test_a_call_takes_no_longer(session):
     f = session.function(stuck, outputs=[], name="stuck")
-    total = session.function(lambda x: x.sum(), outputs="sum")
-    limited = f.options(timeout=0.2)
-    for _ in range(2):
-        with pytest.raises(CallTimeout, match=r"no answer within the timeout of 0\.2 s from ranks 0, 1"):
-            limited(X)
-        assert total(X) == 28
-
-
-@pytest.mark.quick
-def test_so_does_a_submitted_one(session):
-    f = session.function(stuck, outputs=[])
-    with pytest.raises(CallTimeout, match=r"0\.2 s"):
-        f.options(timeout=0.2).submit(X).result()
     total = session.function(lambda x, y: x.sum() + y, bcast_inputs="y", outputs="sum")
+    limited = f.options(timeout=0.2)
+    for call in (limited, limited, lambda x: limited.submit(x).result()):
+        with pytest.raises(CallTimeout, match=r"no answer within the timeout of 0\.2 s from ranks 0, 1"):
+            call(X)
+        assert total(X, 1) == 30
     assert total.options(timeout=60).submit(X, y=1, batch=slice(2)).result() == 3
 
 
-@pytest.mark.quick
 def test_it_stands_in_for_the_sessions_limit_in_that_call_only():
     with running(2, timeout=0.3) as session:
         late = session.function(sleepy, outputs="sum")
 
         assert late.options(timeout=60)(X) == 28
+        large = session.function(lambda x: np.zeros(1 << 20) + sleepy(x), outputs="sum")
+        assert large.options(timeout=60)(X)[-1] == 28  # stored, and reduced
         for plain in (late, late.options(), late.options(timeout=None)):
             with pytest.raises(CallTimeout, match=r"0\.3 s"):
                 plain(X)
@@ -59,14 +53,6 @@ def test_it_stands_in_for_the_sessions_limit_in_that_call_only():
         assert late.options(timeout=60)(X) == 28
 
 
-@pytest.mark.quick
-def test_it_holds_for_all_that_a_call_does():
-    with running(2, timeout=60) as session:
-        f = session.function(lambda x: np.zeros(1 << 20) + x.sum(), outputs="sum")  # stored, and reduced
-        assert f.options(timeout=30)(X)[-1] == 28
-
-
-@pytest.mark.quick
 def test_arguments_results_and_errors_are_those_of_a_call(session):
     f = session.function(lambda x, y: (x.sum(), y), bcast_inputs="y", outputs=("sum", "max"))
     limited = f.options(timeout=60)
@@ -81,37 +67,35 @@ def test_arguments_results_and_errors_are_those_of_a_call(session):
     assert f(X, 2) == (28, 2)
 
 
-@pytest.mark.quick
-@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf")])
-def test_impossible_seconds(session, timeout):
-    with pytest.raises(InvalidValue, match="timeout must be more than 0 seconds, and finite; got"):
-        session.function(len).options(timeout=timeout)
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        *[
+            ({"timeout": seconds}, InvalidValue, "must be more than 0 seconds, and finite; got")
+            for seconds in (0, -1, float("nan"), float("inf"))
+        ],
+        ({"timeout": "soon"}, InvalidType, "timeout must be a number of seconds; got 'soon'"),
+        ({"timeout": "2"}, InvalidType, "timeout must be a number of seconds; got '2'"),
+        ({"timeout": b"2"}, InvalidType, "timeout must be a number of seconds; got b'2'"),
+        ({"retries": 3}, InvalidType, r"options\(\) got the unknown keyword retries=: it knows timeout"),
+        ({"time_out": 3}, InvalidType, "did you mean timeout="),
+    ],
+)
+def test_wrong_options(session, options, error, message):
+    with pytest.raises(error, match=message):
+        session.function(len).options(**options)
 
 
-@pytest.mark.quick
-def test_other_wrong_options(session):
-    f = session.function(lambda x: x.sum())
-    with pytest.raises(InvalidType, match="timeout must be a number of seconds; got 'soon'"):
-        f.options(timeout="soon")
-    with pytest.raises(
-        InvalidType, match=r"options\(\) got the unknown keyword retries=: it knows timeout"
-    ):
-        f.options(retries=3)
-    with pytest.raises(InvalidType, match="did you mean timeout="):
-        f.options(time_out=3)
-
-
-@pytest.mark.quick
 def test_they_never_change(session):
-    f = session.function(lambda x: x.sum(), outputs="sum")
+    f = session.function(lambda x: x.sum(), outputs="sum", name="f")
     limited = f.options(timeout=60)
     with pytest.raises(FrozenInstanceError):
         limited.timeout = 1
     assert limited == f.options(timeout=60.0) == copy.copy(limited) != f.options(timeout=61)
     assert repr(limited) == f"Options(function={f!r}, timeout=60.0, out=None)"
+    assert limited.name == "f"
 
 
-@pytest.mark.quick
 def test_they_outlive_the_session():
     synk.fork(2, verbose=False, timeout=60)
     limited = synk.function(lambda x: x.sum(), outputs="sum").options(timeout=30)
@@ -120,15 +104,3 @@ def test_they_outlive_the_session():
     synk.fork(1, verbose=False, timeout=60)
     assert limited(X) == 28
     synk.close()
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize("seconds", ["2", b"2"])
-def test_a_text_is_no_number_of_seconds(session, seconds):
-    with pytest.raises(InvalidType, match=r"timeout must be a number of seconds; got b?'2'"):
-        session.function(lambda x: x).options(timeout=seconds)
-
-
-@pytest.mark.quick
-def test_it_has_the_name_of_the_function(session):
-    assert session.function(lambda x: x, name="f").options(timeout=2).name == "f"
