@@ -36,6 +36,8 @@ def total(x):
 def as_before():
     names = dict(globals())
     yield
+    for name in globals().keys() - names.keys():
+        del globals()[name]
     globals().update(names)
 
 
@@ -47,48 +49,37 @@ def set_global(name, value):
 def test_a_global_that_is_bound_anew_is_new_at_the_next_call(workers):
     with running(workers) as session:
         f = session.function(total, outputs="sum")
+        kind = session.function(lambda: np.asarray(scale).dtype.num, outputs="max")
         assert f(X) == X.sum()
-        for value in (2.0, 3, np.float32(0.5), True, 7.0):
+        for value in (2.0, 3, 1.0, 1, np.float32(0.5), np.float32(1), True, 1j, 7.0):
             set_global("scale", value)
             assert f(X) == X.sum() * value
+            assert kind() == np.asarray(value).dtype.num
+        set_global("scale", 1.0)
+        set_global("helper", lambda x: -x.sum())
+        assert f(X) == -X.sum()
 
 
-def test_it_keeps_its_type(session):
-    f = session.function(lambda: np.asarray(scale).dtype.num, outputs="max")
-    for value in (1.0, 1, True, np.float32(1), 1j):
-        set_global("scale", value)
-        assert f() == np.asarray(value).dtype.num
+@pytest.mark.parametrize(
+    ("name", "fn", "before"),
+    [("unknown", lambda x: unknown(x), None), ("len", lambda x: len(x), 6)],  # noqa: F821
+    ids=["unknown", "builtin"],
+)
+def test_a_name_that_is_defined_later_and_deleted(session, name, fn, before):
+    f = session.function(fn, outputs="sum")
 
+    def is_as_before():
+        if before is not None:
+            return f(X) == before
+        with pytest.raises(synk.WorkerError, match="NameError: name 'unknown' is not defined"):
+            f(X)
+        return True
 
-def test_a_helper_that_is_defined_anew(session):
-    f = session.function(total, outputs="sum")
-    assert f(X) == X.sum()
-    set_global("helper", lambda x: -x.sum())
-    assert f(X) == -X.sum()
-
-
-def test_a_helper_that_is_defined_later(session):
-    f = session.function(lambda x: unknown_helper(x), outputs="sum")  # noqa: F821
-    with pytest.raises(synk.WorkerError, match="NameError: name 'unknown_helper' is not defined"):
-        f(X)
-    set_global("unknown_helper", lambda x: x.sum())
-    try:
-        assert f(X) == X.sum()
-    finally:
-        del globals()["unknown_helper"]
-    with pytest.raises(synk.WorkerError, match="NameError: name 'unknown_helper' is not defined"):
-        f(X)
-
-
-def test_a_builtin_that_is_hidden(session):
-    f = session.function(lambda x: len(x), outputs="sum")
-    assert f(X) == 6
-    set_global("len", lambda x: 100)
-    try:
-        assert f(X) == 200
-    finally:
-        del globals()["len"]
-    assert f(X) == 6
+    assert is_as_before()
+    set_global(name, lambda x: 100)
+    assert f(X) == 200
+    del globals()[name]
+    assert is_as_before()
 
 
 def test_a_cell_that_is_bound_anew(session):
@@ -143,45 +134,6 @@ def test_code_that_is_replaced_as_by_autoreload(session):
     assert f(X) == X.sum() * 10
 
 
-def test_attributes_of_functions(session):
-    def counted(x):
-        return x.sum() * counted.factor
-
-    counted.factor = 2
-    f = session.function(counted, outputs="sum")
-    assert f(X) == 2 * X.sum()
-
-
-@pytest.mark.parametrize("wrap", [functools.partial, functools.lru_cache, lambda fn: fn])
-def test_helpers_in_wrappers(session, wrap):
-    wrapped = wrap(lambda: scale)
-    f = session.function(lambda: wrapped(), outputs="max")
-    assert f() == 1
-
-
-def test_recursion_and_decorated_helpers(session):
-    @synk.function
-    def double(x):
-        return 2 * x
-
-    def power(x, n):
-        return x if n == 0 else power(double(x), n - 1)
-
-    f = session.function(lambda x: power(x, 3).sum(), outputs="sum")
-    assert f(X) == 8 * X.sum()
-
-
-def test_two_functions_see_the_same_global(session):
-    f = session.function(total, outputs="sum")
-    g = session.function(lambda x: x.sum() * scale, outputs="sum")
-    for value in (2.0, 3.0):
-        set_global("scale", value)
-        assert f(X) == g(X) == X.sum() * value
-    set_global("scale", 4.0)
-    assert g(X) == X.sum() * 4
-    assert f(X) == X.sum() * 4
-
-
 def test_submitted_calls_see_what_was_there_when_they_were_submitted(session):
     config = {"add": 0.0}
     f = session.function(lambda x: x.sum() * scale + config["add"], outputs="sum")
@@ -226,6 +178,30 @@ def test_only_the_value_travels(session, monkeypatch):
     assert f(X) == 2.5 * X.sum()
     assert len(sizes) == 1  # with the call
     assert sizes[0] < 1000
+
+
+def test_recursive_decorated_and_wrapped_helpers(session):
+    @synk.function
+    def double(x):
+        return 2 * x
+
+    def power(x, n):
+        return x if n == 0 else power(double(x), n - 1)
+
+    one, other = functools.partial(lambda: scale), functools.lru_cache(lambda: scale)
+
+    def running_sum(x):
+        total = 0
+
+        def add(value):
+            nonlocal total  # a name of the function's own
+            total += value
+
+        for row in x:
+            add(power(row, 3).sum() * one() * other())
+        return total
+
+    assert session.function(running_sum, outputs="sum")(X) == 8 * X.sum()
 
 
 # ── any order of assignments and calls ───────────────────────────────────────────────────────────────
@@ -336,7 +312,12 @@ def calls_counting(x):
     return counting(x)
 
 
-@pytest.mark.parametrize("fn", [counting, forgetting, calls_counting])
+class Counter:
+    def go(self, x):
+        return counting(x)
+
+
+@pytest.mark.parametrize("fn", [counting, forgetting, calls_counting, Counter().go])
 def test_code_that_binds_a_global_is_refused(session, fn):
     with pytest.raises(
         InvalidValue,
@@ -364,30 +345,6 @@ def test_code_that_binds_a_cell_is_refused(session):
         with pytest.raises(InvalidValue, match=r"assigns to 'n', a name outside of it"):
             session.function(fn, outputs=[])()
     assert n == 0
-
-
-def test_what_a_function_binds_of_its_own_is_its_business(session):
-    def running_sum(x):
-        total = 0
-
-        def add(value):
-            nonlocal total
-            total += value
-
-        for row in x:
-            add(row.sum())
-        return total
-
-    assert session.function(running_sum, outputs="sum")(X) == X.sum()
-
-
-def test_methods_of_classes_are_looked_at_too(session):
-    class Counter:
-        def go(self, x):
-            return counting(x)
-
-    with pytest.raises(InvalidValue, match="assigns to 'scale'"):
-        session.function(Counter().go)(X)
 
 
 def test_code_of_other_globals(session):
