@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from support.failing import Nap, hanging, in_native_code, sleeping
+from support.failing import Nap, ctrl_c, hanging, in_native_code, sleeping
 from support.inside import answered, in_phase, main_thread_in
 from support.leftovers import children
 from support.sessions import LARGE, rank, rows, total
@@ -33,32 +33,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not im
 
 
 # ── Ctrl-C ───────────────────────────────────────────────────────────────────────────────────────────
-
-
-class Interrupt:
-    """Sends this process a SIGINT when *condition* comes true while its block runs."""
-
-    def __init__(self, condition):
-        self.condition = condition
-        self.thread = threading.Thread(target=self.run)
-
-        self.over = False
-
-    def run(self):
-        if wait_until(lambda: self.over or self.condition(), 30) and not self.over:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    def __enter__(self):
-        self.thread.start()
-
-    def __exit__(self, *error):
-        self.over = True
-        self.thread.join()
-
-
-def ctrl_c(condition, call):
-    with Watch(), pytest.raises(KeyboardInterrupt), Interrupt(condition):
-        call()
 
 
 @pytest.mark.parametrize("busy", [sleeping, in_native_code], ids=lambda busy: busy.__name__)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import synkro as synk
+from support.failing import ctrl_c
 from support.inside import in_phase
 from support.sessions import LARGE, running, total
 from support.waiting import Watch, wait_until
@@ -61,32 +62,17 @@ def test_an_exception_leaves_the_other_call_whole(session, sign):
     assert total(session) == 7
 
 
-def test_a_timeout_leaves_the_other_call_whole(session, sign):
+@pytest.mark.parametrize("how", ["timeout", "ctrl-c"])
+def test_a_call_that_is_broken_off_leaves_the_other_whole(session, sign, how):
     f = session.function(lambda: time.sleep(20), target=1)
     where = session.function(os.getpid, target=1)
     other = begun(session, sign)
-    with Watch(), pytest.raises(synk.CallTimeout, match="rank 1") as caught:
-        f.options(timeout=0.2)()
-    assert caught.value.ranks == (1,)
-    assert where() == session.pids[1]
-    assert whole(other, sign)
-    assert total(session) == 7
-
-
-def test_ctrl_c_leaves_the_other_call_whole(session, sign):
-    f = session.function(lambda: time.sleep(20), target=1)
-    where = session.function(os.getpid, target=1)
-    other = begun(session, sign)
-
-    def interrupt():
-        if wait_until(in_phase(session, Phase.RUNNING, 1)):
-            os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with Watch(), pytest.raises(KeyboardInterrupt):
-        f()
-    thread.join()
+    if how == "ctrl-c":
+        ctrl_c(in_phase(session, Phase.RUNNING, 1), f)
+    else:
+        with Watch(), pytest.raises(synk.CallTimeout, match="rank 1") as caught:
+            f.options(timeout=0.2)()
+        assert caught.value.ranks == (1,)
     assert where() == session.pids[1]
     assert whole(other, sign)
     assert total(session) == 7
@@ -95,16 +81,7 @@ def test_ctrl_c_leaves_the_other_call_whole(session, sign):
 def test_ctrl_c_while_a_call_on_all_ranks_waits_for_its_turn(session, sign):
     f = session.function(os.getpid, outputs=None)
     other = begun(session, sign)
-
-    def interrupt():
-        if wait_until(lambda: len(session._engine.turns.line) > 1):
-            os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with Watch(), pytest.raises(KeyboardInterrupt):
-        f()
-    thread.join()
+    ctrl_c(lambda: len(session._engine.turns.line) > 1, f)
     assert whole(other, sign)
     assert f() == list(session.pids)
 

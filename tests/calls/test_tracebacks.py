@@ -55,43 +55,35 @@ def told(done):
     return [re.sub(r"\d+ frames", "N frames", line) for line in lines]
 
 
-def test_of_a_script(run_python, tmp_path):
-    assert told(run_python(PROGRAM, check=False)) == expected(tmp_path / "script.py")
-
-
-def test_of_a_command(run_python):
-    assert told(run_python("-c", PROGRAM, check=False)) == expected("<string>")
-
-
-def test_of_standard_input_out_of_a_file(run_python, tmp_path):
-    (tmp_path / "program").write_text(PROGRAM)
-    command = f"import os; os.execv({sys.executable!r}, [{sys.executable!r}, '-'])"
-    code = f"import os; os.dup2(os.open('program', os.O_RDONLY), 0); {command}"
-    assert told(run_python("-c", code, check=False)) == expected("<stdin>")
-
-
-def test_of_standard_input_through_a_pipe_which_nobody_keeps(run_python):
-    done = run_python("-", input=PROGRAM, check=False)
-    assert told(done) == expected("<stdin>", source=False)
-
-
-EXECUTED = """
+EXECUTED = f"""
 import linecache
-source = '''{}'''
+source = '''{PROGRAM}'''
 linecache.cache["<cell 1>"] = len(source), None, source.splitlines(True), "<cell 1>"
 exec(compile(source, "<cell 1>", "exec"))
 """
+FROM_A_FILE = f"""
+import os
+os.dup2(os.open("program", os.O_RDONLY), 0)
+os.execv({sys.executable!r}, [{sys.executable!r}, "-"])
+"""
 
 
-def test_of_code_whose_source_the_main_process_alone_knows(run_python):
-    done = run_python(EXECUTED.format(PROGRAM), check=False)
-    assert told(done) == expected("<cell 1>")
-
-
-def test_the_source_of_another_program_is_not_shown(run_python):
-    """Code that is executed has the name <string>, as a command has."""
-    done = run_python("-c", f"\n\n\n\n\n\n\n\n\n\n\nexec('''{PROGRAM}''')", check=False)
-    assert told(done) == expected("<string>", source=False)
+@pytest.mark.parametrize(
+    ("args", "text", "file", "source"),
+    [
+        ([PROGRAM], None, "{folder}/script.py", True),
+        (["-c", PROGRAM], None, "<string>", True),
+        (["-c", FROM_A_FILE], None, "<stdin>", True),
+        (["-"], PROGRAM, "<stdin>", False),  # nobody keeps what came through the pipe
+        ([EXECUTED], None, "<cell 1>", True),  # whose source the main process alone knows
+        (["-c", 11 * "\n" + f"exec('''{PROGRAM}''')"], None, "<string>", False),  # named as a command
+    ],
+    ids=["script", "command", "file", "pipe", "cell", "executed"],
+)
+def test_where_the_program_was_typed(run_python, tmp_path, args, text, file, source):
+    (tmp_path / "program").write_text(PROGRAM)
+    done = run_python(*args, input=text, check=False)
+    assert told(done) == expected(file.format(folder=tmp_path), source)
 
 
 # ── all that a traceback can show ────────────────────────────────────────────────────────────────────
@@ -179,6 +171,12 @@ def test_frames_of_ours_are_left_out(two, monkeypatch, way):
         assert files[0] == files[1] == __file__
         counts.append(sum(file.startswith(HOME) for file in files))
         assert (files[-1] == __file__) == (way == "items")
+        if way == "on a worker":
+            there = str(info.value.__cause__)
+            assert (full != "full", there.count(HOME) > 1) == (
+                "frames of Synkro" in there,
+                full == "full",
+            )
     assert counts[0] == 1 < counts[1]
 
 
@@ -198,14 +196,6 @@ def test_frames_without_a_line(two):
         synk.function(_of_no_line)(np.zeros(4))
     with pytest.raises(synk.WorkerError, match="of no line"):
         synk.map(_of_no_line, [1])
-
-
-def test_all_frames_of_the_worker(two, monkeypatch):
-    monkeypatch.setenv("SYNKRO_TRACEBACK", "full")
-    with pytest.raises(synk.WorkerError) as info:
-        synk.function(divide)(np.zeros(4))
-    assert "frames of Synkro" not in str(info.value.__cause__)
-    assert str(info.value.__cause__).count(HOME) > 1
 
 
 def test_where_all_frames_are_ours_they_are_shown():

@@ -10,7 +10,7 @@
     homes      one rank in the test's own process
     waiting    waiting for what comes a moment later, but soon
     limits     as few descriptors as a test says
-    failing    functions that die, hang or hear nothing
+    failing    functions that die, hang or hear nothing; Ctrl-C at a moment that a test names
     inside     where workers are, as nobody outside can see
     together   several threads at once
     examples   random tests: what is drawn, and how often

@@ -1,12 +1,16 @@
-"""Functions that die, hang or hear nothing."""
+"""Functions that die, hang or hear nothing, and interrupts at a moment that a test names."""
 
 import contextlib
 import ctypes
 import os
 import signal
+import threading
 import time
 
+import pytest
+
 from support.sessions import rank
+from support.waiting import Watch, wait_until
 
 
 def leave(status):
@@ -54,3 +58,29 @@ class Nap:
                 time.sleep(60)
 
         return load, ()
+
+
+class Interrupt:
+    """Sends this process a SIGINT when *condition* comes true while its block runs."""
+
+    def __init__(self, condition):
+        self.condition = condition
+        self.thread = threading.Thread(target=self.run)
+        self.over = False
+
+    def run(self):
+        if wait_until(lambda: self.over or self.condition(), 30) and not self.over:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def __enter__(self):
+        self.thread.start()
+
+    def __exit__(self, *error):
+        self.over = True
+        self.thread.join()
+
+
+def ctrl_c(condition, call):
+    """A call that a SIGINT interrupts when *condition* comes true, and soon."""
+    with Watch(), pytest.raises(KeyboardInterrupt), Interrupt(condition):
+        call()
