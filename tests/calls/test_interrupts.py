@@ -35,20 +35,17 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not im
 # ── Ctrl-C ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("busy", [sleeping, in_native_code], ids=lambda busy: busy.__name__)
-def test_ctrl_c_interrupts_the_call_not_the_session(busy, session):
+@pytest.mark.parametrize(
+    ("busy", "times"), [(sleeping, 5), (in_native_code, 1)], ids=["sleeps", "native"]
+)
+def test_ctrl_c_interrupts_the_call_not_the_session(busy, times, session):
     pids = session.pids
-    ctrl_c(in_phase(session, Phase.RUNNING), session.function(busy, outputs=[]))
+    f = session.function(busy, outputs=[])
+    for _ in range(times):
+        ctrl_c(in_phase(session, Phase.RUNNING), f)
     assert session.state is State.READY
     assert total(session) == 7
     assert session.pids == pids
-
-
-def test_ctrl_c_several_times_in_a_row(session):
-    f = session.function(sleeping, outputs=[])
-    for _ in range(5):
-        ctrl_c(in_phase(session, Phase.RUNNING), f)
-    assert total(session) == 7
 
 
 def test_an_interrupt_does_not_end_an_idle_worker(session):
@@ -322,23 +319,24 @@ def test_close_is_finished_before_it_can_be_interrupted():
         assert not os.path.exists(f"/proc/{pid}")
 
 
+SLOW = """
+import pathlib, sys, time
+assert not hasattr(sys, __name__)  # cannot be imported twice
+setattr(sys, __name__, True)
+pathlib.Path({!r}).touch()
+time.sleep(0.3)
+def double(x):
+    return 2 * x.sum()
+"""
+
+
 @pytest.mark.parametrize("where", ["distribution", "call"])
 def test_ctrl_c_cuts_off_no_import(where, session, tmp_path, monkeypatch):
     marker = tmp_path / "begun"
     name = f"slow_to_import_{where}"
-    lines = [
-        "import pathlib, sys, time",
-        "assert not hasattr(sys, __name__)  # cannot be imported twice",
-    ]
-    lines += [
-        "setattr(sys, __name__, True)",
-        f"pathlib.Path({str(marker)!r}).touch()",
-        "time.sleep(0.3)",
-    ]
-    lines += ["def double(x):", "    return 2 * x.sum()"]
     folder = tmp_path / "site-packages"  # else the function travels, and is not imported
     folder.mkdir()
-    (folder / f"{name}.py").write_text("\n".join(lines))
+    (folder / f"{name}.py").write_text(SLOW.format(str(marker)))
     monkeypatch.syspath_prepend(str(folder))
     if where == "call":
 
@@ -407,9 +405,10 @@ def test_ctrl_c_cuts_off_no_compilation_of_numba(session, tmp_path):
 
 
 @contextlib.contextmanager
-def alarm(handler):
-    """Inside the block, SIGALRM is handled by *handler*; ``setitimer`` sends it."""
+def alarm(seconds, handler):
+    """SIGALRM is handled by *handler*, and comes after so many *seconds* of the block."""
     before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
@@ -516,53 +515,21 @@ def test_a_signal_handler_may_fork(run_python):
     run_python(FORKING, env={"PYTHONWARNINGS": "ignore::DeprecationWarning"})
 
 
-def test_a_signal_handler_cannot_call_in_the_middle_of_a_call(session):
-    f = session.function(lambda x, t: (time.sleep(t), x.sum())[1], outputs="sum", bcast_inputs="t")
-    w = session.shared(np.ones(3))
-    x = np.ones(8)
-    f(x, 0.0)
-    refused = []
-
-    def handler(*_):
-        for call in (lambda: f(np.full(8, 7.0), 0.0), w.get_value):
-            try:
-                call()
-            except synk.UsageError as error:
-                refused.append(str(error))
-
-    with Watch(), alarm(handler):
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
-        assert f(x, 0.5) == 8
-    assert len(refused) == 2
-    assert all("in the middle of another one" in text for text in refused)
-    assert f(x, 0.0) == 8
-
-
-def test_a_signal_handler_may_close_the_session(own):
-    f = own.function(lambda x: (time.sleep(60), x.sum())[1], outputs="sum")
-    own.distribute()
-    with Watch(), alarm(lambda *_: own.close()):
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-        with pytest.raises(synk.SessionClosed):
-            f(np.ones(4))
-    assert own.state is State.CLOSED
-    own.close()
-
-
-def test_a_signal_handler_may_close_the_session_while_it_waits_for_an_interrupted_call(own):
-    def stubborn(x, t):
+@pytest.mark.parametrize("ignored", [[], [KeyboardInterrupt]], ids=["in a call", "waiting for the last"])
+def test_a_signal_handler_may_close_the_session(own, ignored):
+    def sleeps(x, t):
         while t:
-            with contextlib.suppress(KeyboardInterrupt):
+            with contextlib.suppress(*ignored):
                 time.sleep(t)
 
-    f = own.function(stubborn, outputs=[], bcast_inputs="t")
+    f = own.function(sleeps, outputs=[], bcast_inputs="t")
     own.distribute()
-    ctrl_c(in_phase(own, Phase.RUNNING), lambda: f(np.ones(4), 60.0))
-    with Watch(), alarm(lambda *_: own.close()):
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-        with pytest.raises(synk.SessionClosed):
-            f(np.ones(4), 0.0)
+    if ignored:
+        ctrl_c(in_phase(own, Phase.RUNNING), lambda: f(np.ones(4), 60.0))
+    with Watch(), alarm(0.2, lambda *_: own.close()), pytest.raises(synk.SessionClosed):
+        f(np.ones(4), 0.0 if ignored else 60.0)
     assert own.state is State.CLOSED
+    own.close()
 
 
 def test_an_interrupt_that_comes_late_does_not_hit_the_next_call(session):
