@@ -18,6 +18,7 @@ import pytest
 
 import synkro as synk
 from support.sessions import two_mapping
+from support.together import good, together
 from support.waiting import Watch
 
 workers = two_mapping
@@ -69,14 +70,11 @@ def replayed(error):
 
 
 @pytest.fixture
-def nothing_last():
+def nothing_last(monkeypatch):
     """The interpreter keeps no last error, neither before the test nor after it."""
-    names = ("last_type", "last_value", "last_traceback", "last_exc")
-    for name in names:
-        vars(sys).pop(name, None)
-    yield
-    for name in names:
-        vars(sys).pop(name, None)
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        monkeypatch.setattr(sys, name, None, raising=False)
+        monkeypatch.delattr(sys, name)
 
 
 @pytest.fixture
@@ -171,10 +169,9 @@ def test_what_the_rank_has_now_and_nothing_changes_here(workers, capfd):
 def test_globals_of_a_script(run_python):
     done = run_python(
         """
-import numpy as np
-import synkro as synk
+import traceback, numpy as np, synkro as synk
 
-total, limit = 0, 3
+limit = 3
 
 class Broken(ValueError):
     pass
@@ -201,10 +198,8 @@ try:
     failed.replay()
 except Broken as error:
     print(type(error) is Broken, error, part.n)
-    trace = error.__traceback__
-    while trace.tb_next:
-        trace = trace.tb_next
-    print(trace.tb_frame.f_locals["self"].n, trace.tb_frame.f_globals["limit"])
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    print(frame.f_locals["self"].n, frame.f_globals["limit"])
 """
     )
     assert done.stdout.splitlines() == ["True 3 0", "3 3"]
@@ -214,8 +209,7 @@ except Broken as error:
 def test_functions_and_classes_of_a_module_of_ones_own(workers, tmp_path, monkeypatch):
     (tmp_path / "replayed_module.py").write_text(
         "import threading\n"
-        "lock = threading.Lock()\n"
-        "seen = []\n"
+        "lock, seen = threading.Lock(), []\n"
         "class Row:\n"
         "    def __init__(self, x):\n"
         "        self.x = x\n"
@@ -231,25 +225,19 @@ def test_functions_and_classes_of_a_module_of_ones_own(workers, tmp_path, monkey
     def work(x):
         return replayed_module.work(x)
 
-    error = failure(workers.function(work), np.ones(2))
-    for _ in range(2):
-        again, found = replayed(error)
-        assert again.args == (2,)
-    assert replayed_module.seen == []
-    assert sys.modules["replayed_module"] is replayed_module
-    assert type(found["work"].f_locals["row"]).__name__ == "Row"
-
     def imports(x):
         import replayed_module as found
 
         return found.work(x)
 
-    error = failure(workers.function(imports), np.ones(2))
-    for _ in range(2):
-        again, _ = replayed(error)
-        assert again.args == (error.args[0] + 1,)
-    assert replayed_module.seen == []
-    assert sys.modules["replayed_module"] is replayed_module
+    for function in (work, imports):
+        error = failure(workers.function(function), np.ones(2))
+        for _ in range(2):
+            again, found = replayed(error)
+            assert again.args == (error.args[0] + 1,)
+        assert replayed_module.seen == []
+        assert sys.modules["replayed_module"] is replayed_module
+        assert type(found["work"].f_locals["row"]).__name__ == "Row"
     monkeypatch.delitem(sys.modules, "replayed_module")
 
 
@@ -294,25 +282,8 @@ def test_locks_are_new_ones(workers):
         assert again.args == (count + 1,)
 
 
-def test_random_generators_are_as_when_the_call_began(workers):
-    def work(x):
-        drawn = synk.rng().normal(), random.random(), np.random.rand(), np.random.normal()
-        if x[0] > 0:
-            raise ValueError(drawn)
-
-    f = workers.function(work, outputs=[])
-    f(np.zeros(2))
-    first, second = failure(f, np.ones(2)), failure(f, np.ones(2))
-    state = random.getstate(), np.random.get_state()[1].tolist()
-    assert first.args != second.args
-    for error in (second, first, second):
-        again, _ = replayed(error)
-        assert again.args == error.args
-    assert (random.getstate(), np.random.get_state()[1].tolist()) == state
-
-
-def test_random_numbers_that_others_draw(workers):
-    """Methods, libraries, and the second of two normal numbers, which NumPy keeps."""
+def test_random_generators_are_as_when_the_run_began(workers):
+    """Also in methods and libraries, and for the second of two normal numbers, which NumPy keeps."""
 
     class Draws:
         def numbers(self):
@@ -321,31 +292,21 @@ def test_random_numbers_that_others_draw(workers):
     source = Draws()
 
     def work(x):
-        found = source.numbers()
-        raise ValueError(found, np.random.permutation(5).tolist())
+        drawn = synk.rng().normal(), random.random(), np.random.rand(), np.random.normal()
+        if np.any(x == 2):
+            raise ValueError(drawn, source.numbers(), np.random.permutation(5).tolist())
 
     f = workers.function(work, outputs=[])
-    before = random.getstate(), np.random.get_state()[1].tolist()
-    for _ in range(3):
-        error = failure(f, np.ones(2))
+    f(np.zeros(2))
+    state = random.getstate(), np.random.get_state()[1].tolist()
+    first, second, third = (failure(f, np.full(2, 2)) for _ in range(3))
+    later = failure(f, np.arange(8), num_slices=4)  # in the third slice
+    of_task = failure(workers.map, work, range(4))
+    assert first.args != second.args
+    for error in (second, first, second, third, later, of_task):
         again, _ = replayed(error)
         assert again.args == error.args
-    assert before == (random.getstate(), np.random.get_state()[1].tolist())
-    error = failure(workers.map, lambda item: work(item), range(4))
-    again, _ = replayed(error)
-    assert again.args == error.args
-
-
-def test_random_numbers_of_a_later_slice(workers):
-    def work(x):
-        drawn = synk.rng().normal(), random.random(), np.random.rand()
-        if x[0] == 2:
-            raise ValueError(drawn)
-        return x.sum()
-
-    error = failure(workers.function(work, outputs="sum"), np.arange(8.0), num_slices=4)
-    again, _ = replayed(error)
-    assert again.args == error.args
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == state
 
 
 def test_arguments_that_have_fewer_rows_now(workers):
@@ -521,13 +482,6 @@ def test_tasks_of_an_executor(user, capfd):
     assert "what the initializer of the Executor has set is on its workers" in capfd.readouterr().err
 
 
-def test_submitted_calls(workers):
-    f = workers.function(risky, outputs="sum")
-    error = f.submit(np.array([-1.0, 2])).exception()
-    again, _ = replayed(error)
-    assert type(again) is Odd
-
-
 # ── debug() ──────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -548,14 +502,12 @@ def test_debug_opens_pdb_at_the_line(workers, user, capfd):
 
 
 def test_debug_finds_the_failure(workers, user):
-    f = workers.function(risky, outputs="sum")
-    error = failure(f, np.array([1.0, -2]))
+    error = failure(workers.function(risky, outputs="sum"), np.array([1.0, -2]))
     sys.last_value = error
     synk.debug()
-    try:
-        raise RuntimeError("of another kind") from error
-    except RuntimeError as caught:
-        synk.debug(caught)
+    other = RuntimeError("of another kind")
+    other.__cause__ = error
+    synk.debug(other)
     try:
         1 / 0
     except ZeroDivisionError:
@@ -588,30 +540,31 @@ class Falsy(ValueError):
         return False
 
 
-def test_debug_enters_whatever_failed(workers, user, capfd):
-    def leaves(x):
-        sys.exit(3)
+def leaves(x):
+    sys.exit(3)
 
-    def is_falsy(x):
-        raise Falsy("falsy")
 
-    def chained(x):
-        try:
-            risky(x)
-        except Odd as error:
-            raise RuntimeError("of another") from error
+def is_falsy(x):
+    raise Falsy("falsy")
 
-    for fn, text in (
-        (leaves, "SystemExit: 3"),
-        (is_falsy, "Falsy: falsy"),
-        (chained, "RuntimeError: of"),
-    ):
-        synk.debug(failure(workers.function(fn, outputs=[]), np.array([-1.0, -1])))
-        assert text in capfd.readouterr().out
-    again, _ = replayed(failure(workers.function(chained, outputs=[]), np.array([-1.0, -1])))
-    assert type(again.__cause__) is Odd
-    with pytest.raises(synk.InvalidType, match=r"debug\(\) takes an exception"):
-        synk.debug(3)
+
+def chained(x):
+    try:
+        risky(x)
+    except Odd as error:
+        raise RuntimeError("of another") from error
+
+
+@pytest.mark.parametrize(
+    ("fn", "text"),
+    [(leaves, "SystemExit: 3"), (is_falsy, "Falsy: falsy"), (chained, "RuntimeError: of")],
+)
+def test_debug_enters_whatever_failed(workers, user, capfd, fn, text):
+    error = failure(workers.function(fn, outputs=[]), np.array([-1.0, -1]))
+    synk.debug(error)
+    assert text in capfd.readouterr().out
+    if fn is chained:
+        assert type(replayed(error)[0].__cause__) is Odd
 
 
 def test_a_task_of_an_executor_changes_nothing_here(user):
@@ -627,6 +580,8 @@ def test_debug_without_a_failure(workers, nothing_last):
     gc.collect()  # errors of other tests
     with pytest.raises(synk.UsageError, match="found no failure"):
         synk.debug()
+    with pytest.raises(synk.InvalidType, match=r"debug\(\) takes an exception"):
+        synk.debug(3)
     with pytest.raises(synk.UsageError, match=r"got ValueError.*knows of no run of a function"):
         synk.debug(ValueError("of the program"))
 
@@ -649,50 +604,17 @@ def test_a_failure_that_does_not_come_again(workers, tmp_path):
         assert error.replay() == 2
 
 
-def test_what_a_failure_depends_on_is_told(workers, capfd):
-    """Where the failed run has changed it, and so it does not come again."""
-    seen = []
-
-    def work(x):
-        if not seen:
-            seen.append(len(x))
-            raise ValueError("the first time")
-        return x.sum()
-
-    error = failure(workers.function(work), np.ones(2))
-    with pytest.warns(UserWarning, match="did not come again"):
-        error.replay()
-    assert "Synkro: 'seen': on rank 0 this is what 'work'" in capfd.readouterr().err
-
-
-def test_another_text_than_there(workers, capfd):
-    count = []
-
-    def work(x):
-        count.append(1)
-        raise KeyError(len(count))
-
-    replayed(failure(workers.function(work), np.ones(2)))
-    assert "Synkro: on rank 0 it was KeyError: 1" in capfd.readouterr().err
-
-
-def test_failures_of_check(workers):
-    again, _ = replayed(failure(workers.function(risky).check, np.array([1.0, -1])))
-    assert type(again) is Odd
-
-
-def test_another_failure_than_there(workers, capfd):
+@pytest.mark.parametrize(("kind", "told"), [(ValueError, "ValueError: 1"), (KeyError, "KeyError: 1")])
+def test_another_failure_than_there(workers, capfd, kind, told):
     seen = []
 
     def work(x):
         seen.append(1)
-        if len(seen) > 1:
-            raise KeyError("in the replay")
-        raise ValueError("on the worker")
+        raise (kind if len(seen) == 1 else KeyError)(len(seen))
 
     again, _ = replayed(failure(workers.function(work), np.ones(2)))
-    assert type(again) is KeyError
-    assert "on rank 0 it was ValueError: on the worker" in capfd.readouterr().err
+    assert (type(again), again.args) == (KeyError, (2,))
+    assert f"Synkro: on rank 0 it was {told}\n" in capfd.readouterr().err
 
 
 def test_after_the_session_there_is_nothing_to_run():
@@ -765,28 +687,21 @@ def test_ctrl_c_in_a_replay(workers, tmp_path):
 
 def test_a_replay_in_another_thread(workers):
     error = failure(workers.map, task, range(6))
-    found = []
-
-    def replay():
-        found.append(replayed(error)[0].args)
-
-    threads = [threading.Thread(target=replay) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [error.args] * 3
+    assert good(together(*[lambda: replayed(error)[0].args] * 3)) == [error.args] * 3
 
 
-def test_partial_functions_methods_and_closures(workers):
-    model = Model(2)
-    factor = 3
+def closing_over(factor):
+    return lambda x: risky(x * factor)
 
-    def closes(x):
-        return risky(x * factor)
 
-    for fn in (functools.partial(risky), model.step, closes, lambda x: risky(x)):
-        error = failure(workers.function(fn, name="it"), np.array([1.0, -1]))
+@pytest.mark.parametrize(
+    "fn",
+    [functools.partial(risky), Model(2).step, closing_over(3), risky],
+    ids=["partial", "method", "closure", "plain"],
+)
+def test_calls_checks_and_submitted_calls_of_any_function(workers, fn):
+    f, x = workers.function(fn, name="it"), np.array([1.0, -1])
+    for error in (failure(f, x), failure(f.check, x), f.submit(x).exception()):
         again, found = replayed(error)
         assert type(again) is Odd
         assert "risky" in found
