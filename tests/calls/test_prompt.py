@@ -55,9 +55,11 @@ def name_of(item):
 
 
 @quick
-def test_input_asks_the_user(user, workers):
+@pytest.mark.parametrize("submitted", [False, True], ids=["call", "submitted"])
+def test_input_asks_the_user(user, workers, submitted):
     user.lines = ["Ann", "Bob"]
-    found = workers.function(lambda: input("name? "), outputs=None)()
+    f = workers.function(lambda: input("name? "), outputs=None)
+    found = f.submit().result(timeout=30) if submitted else f()
     assert sorted(found) == ["Ann", "Bob"]
     assert sorted(user.asked) == ["[rank 0] name? ", "[rank 1] name? "]
 
@@ -256,12 +258,6 @@ def test_a_worker_that_dies_at_the_prompt(user):
             session.map(stops, range(4), chunksize=1)
 
 
-def test_submitted_calls_ask_too(user, workers):
-    user.lines = ["Ann", "Bob"]
-    f = workers.function(lambda: input("name? "), outputs=None)
-    assert sorted(f.submit().result(timeout=30)) == ["Ann", "Bob"]
-
-
 # ── programs ─────────────────────────────────────────────────────────────────────────────────────────
 
 DEBUGGED = """
@@ -278,14 +274,29 @@ def total(x):
 
 print("it is", total{}(np.ones(3)))
 """
+EXECUTOR = """
+import synkro as synk
+
+def task(x):
+    number = 40 + 2
+    breakpoint()
+    return x
+
+with synk.Executor(1) as executor:
+    print("it is", executor.submit(task, 3).result())
+"""
 
 
 @pytest.mark.programs
-@pytest.mark.parametrize("how", ["", ".as_serial"])
-def test_a_program_stops_in_the_debugger(run_python, how):
-    done = run_python("-c", DEBUGGED.format(how), input="p number\nc\n")
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [(DEBUGGED.format(""), "3.0"), (DEBUGGED.format(".as_serial"), "3.0"), (EXECUTOR, "3")],
+    ids=["call", "serial", "executor"],
+)
+def test_a_program_stops_in_the_debugger(run_python, text, end):
+    done = run_python("-c", text, input="p number\nc\n")
     assert "42\n" in done.stdout
-    assert done.stdout.endswith("it is 3.0\n")
+    assert done.stdout.endswith(f"it is {end}\n")
 
 
 @pytest.mark.programs
@@ -304,26 +315,6 @@ def test_another_debugger_is_called(run_python, tmp_path):
         check=False,
     )
     assert "ValueError: my own" in done.stderr
-
-
-EXECUTOR = """
-import synkro as synk
-
-def task(x):
-    number = 40 + 2
-    breakpoint()
-    return x
-
-with synk.Executor(1) as executor:
-    print("it is", executor.submit(task, 3).result())
-"""
-
-
-@pytest.mark.programs
-def test_a_task_of_an_executor_stops_in_a_program(run_python):
-    done = run_python("-c", EXECUTOR, input="p number\nc\n")
-    assert "42\n" in done.stdout
-    assert done.stdout.endswith("it is 3\n")
 
 
 @pytest.mark.programs
