@@ -75,31 +75,6 @@ def test_what_is_wrong_is_named(session, fn, outputs, why):
         f.check(X)
 
 
-def test_the_worst_of_several_outputs_is_named(session):
-    f = session.function(
-        lambda x: {"good": x.sum(), "off": x.std() * 1e-3, "bad": x.std()}, outputs="mean", name="f"
-    )
-    with pytest.raises(OutputError, match=r"output\['good'\]"):  # a sum as a mean is worst
-        f.check(X)
-    g = session.function(lambda x: {"good": x.mean(), "bad": x.std()}, name="g")
-    with pytest.raises(OutputError, match=r"output\['bad'\] of the function 'g'"):
-        g.check(X)
-
-
-def test_integers_are_exact(session):
-    big = np.array([2**60, 1, 2, 3])
-    assert session.function(lambda x: x.sum(), outputs="sum").check(big) == 2**60 + 6
-    with pytest.raises(OutputError, match="differs"):
-        session.function(lambda x: x.sum() + len(x) // 4, outputs="sum").check(big)
-
-
-def test_shapes_that_differ(session):
-    with pytest.raises(OutputError, match=r"it has the shape \(6,\) instead of \(3,\)"):
-        session.function(lambda x: x.sum(axis=0), outputs="gather").check(X)
-    with pytest.raises(OutputError, match=r"the call returns a dict .*the plain function a dict"):
-        session.function(lambda x: {f"n{len(x) // 60}": 1.0}, outputs="sum").check(X)
-
-
 def test_what_cannot_be_compared_is_refused(session):
     with pytest.raises(InvalidValue, match=r"outputs=None, the list of every rank's value"):
         session.function(lambda x: x.sum(), outputs=None).check(X)
@@ -148,12 +123,6 @@ def test_after_a_failure_all_is_as_before(session):
         f.check(X)
     assert session.fetch(log) == [1]
     assert f(X) == pytest.approx(X.sum())
-
-
-def test_functions_without_rows(session):
-    assert session.function(lambda: 3, outputs="max").check() == 3
-    with pytest.raises(OutputError, match="by up to 3: 6 instead of 3"):
-        session.function(lambda: 3, outputs="sum").check()
 
 
 def test_updates_are_undone_in_between(session):
@@ -245,20 +214,52 @@ def test_objects_are_compared_by_what_they_hold(session, fn):
         wrong.check(X)
 
 
-def test_objects_of_other_fields_or_classes_differ(session):
-    def first(a, b):
-        return a
+BIG = np.array([2**60, 1, 2, 3])
 
-    f = session.function(lambda x: Plain(1) if len(x) < 60 else Slotted(1), outputs=first)
-    with pytest.raises(OutputError, match=r"it is <.*Plain object .* instead of .*Slotted"):
-        f.check(X)
-    g = session.function(lambda x: Fit(1, {"a": 1} if len(x) < 60 else {"b": 1}), outputs=first)
-    with pytest.raises(OutputError, match=r"the call returns a dict .*the plain function a dict"):
-        g.check(X)
-    session.function(lambda x: Cached(len(x)), outputs=first).check(X)  # equal, as it says itself
-    h = session.function(lambda x: {str(len(x))}, outputs=first)
-    with pytest.raises(OutputError, match=r"it is {'51'} instead of {'101'}"):
-        h.check(X)
+
+def first(a, b):
+    return a
+
+
+@pytest.mark.parametrize(
+    ("fn", "outputs", "args", "message"),
+    [
+        (lambda x: {"sum": x.sum(), "off": x.std() / 999}, "mean", [X], r"output\['sum'\]"),  # the worst
+        (
+            lambda x: {"good": x.mean(), "bad": x.std()},
+            "mean",
+            [X],
+            r"output\['bad'\] of the function 'f'",
+        ),
+        (lambda x: x.sum() + len(x) // 4, "sum", [BIG], "differs"),
+        (lambda: 3, "sum", [], "by up to 3: 6 instead of 3"),
+        (lambda x: x.sum(axis=0), "gather", [X], r"it has the shape \(6,\) instead of \(3,\)"),
+        (lambda x: {f"n{len(x) // 60}": 1.0}, "sum", [X], "the call returns a dict .*function a dict"),
+        (
+            lambda x: Fit(1, {"a": 1} if len(x) < 60 else {"b": 1}),
+            first,
+            [X],
+            "the call returns a dict .*the plain function a dict",
+        ),
+        (
+            lambda x: Plain(1) if len(x) < 60 else Slotted(1),
+            first,
+            [X],
+            "it is <.*Plain object .* instead of .*Slotted",
+        ),
+        (lambda x: {str(len(x))}, first, [X], r"it is {'51'} instead of {'101'}"),
+    ],
+)
+def test_what_differs_is_told(session, fn, outputs, args, message):
+    f = session.function(fn, outputs=outputs, name="f")
+    with pytest.raises(OutputError, match=message):
+        f.check(*args)
+
+
+def test_what_is_exact_without_rows_or_equal_as_it_says_itself(session):
+    assert session.function(lambda x: x.sum(), outputs="sum").check(BIG) == 2**60 + 6
+    assert session.function(lambda: 3, outputs="max").check() == 3
+    session.function(lambda x: Cached(len(x)), outputs=first).check(X)
 
 
 def test_objects_that_hold_themselves_are_compared(session):

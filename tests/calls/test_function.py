@@ -91,28 +91,14 @@ def test_any_callable(session, fn, expected):
     assert np.array_equal(f(X, batch=3), expected[:3])
 
 
-def test_builtins_without_a_signature_take_what_comes(session):
+def test_ufuncs_and_builtins_without_a_signature_take_what_comes(session):
+    assert np.array_equal(session.function(np.add, bcast_inputs="x2", outputs="gather")(X, Y), X + Y)
+    assert np.array_equal(session.function(np.maximum, outputs="gather")(X, -X), X)
     assert session.function(max, outputs="max")(X[:, 0]) == 18
     f = session.function(np.where, outputs="gather")
     assert np.array_equal(f(X > 5, X, -X), np.where(X > 5, X, -X))
     biggest = session.function(max, inputs="values", bcast_inputs="least", outputs="gather")
     assert biggest(X[:2, 0], np.array([2.0])).tolist() == [2, 3]
-
-
-def test_ufuncs_of_two_arguments(session):
-    f = session.function(np.add, bcast_inputs="x2", outputs="gather")
-    assert np.array_equal(f(X, Y), X + Y)
-    assert np.array_equal(session.function(np.maximum, outputs="gather")(X, -X), X)
-
-
-def test_functions_use_other_functions(session):
-    inner = session.function(lambda x: x + 1, outputs="sum", name="inner")
-
-    def outer(x):
-        return inner(x) * 2
-
-    assert np.array_equal(session.function(outer, outputs="gather")(X), (X + 1) * 2)
-    assert np.array_equal(session.function(inner, outputs="gather")(X), X + 1)
 
 
 def test_the_modes_and_the_name_can_be_read(session):

@@ -416,17 +416,15 @@ def alarm(seconds, handler):
         signal.signal(signal.SIGALRM, before)
 
 
+PROLOGUE = """
+import os, random, signal, time, numpy as np, synkro as synk
+synk.fork(2, verbose=False)
+"""
 CHANGING = """
-import random, signal, time
-import numpy as np
-import synkro as synk
-
-
 def changing(k):
     return np.full(2000, k) if k % 2 else np.full(1000, -0.5 * k)
 
 
-synk.fork(2, verbose=False)
 f = synk.function(changing, outputs="max", bcast_inputs="k")
 f(1)
 rng = random.Random(0)
@@ -449,17 +447,7 @@ assert interrupted
 """
 
 
-def test_results_after_interrupts_are_right_whatever_the_function_returned_before(run_python):
-    """A worker is interrupted anywhere, also while it lays its output out."""
-    run_python(CHANGING)
-
-
 HANDLING = """
-import signal, time
-import numpy as np
-import synkro as synk
-
-synk.fork(2, verbose=False)
 w = synk.shared(np.full(50, 3.0))
 x = synk.data(np.full((8, 50), 7.0))
 f = synk.function(lambda x: x.sum(0), outputs="sum")
@@ -487,16 +475,7 @@ assert refused
 """
 
 
-def test_calls_of_signal_handlers_are_right_or_refused_and_change_no_other_result(run_python):
-    run_python(HANDLING)
-
-
 FORKING = """
-import os, signal, time
-import numpy as np
-import synkro as synk
-
-synk.fork(2, verbose=False)
 f = synk.function(lambda t: time.sleep(t) or 1.0, bcast_inputs="t", outputs="max")
 f(0.0)
 children = []
@@ -511,8 +490,14 @@ assert f(0.0) == 1
 """
 
 
-def test_a_signal_handler_may_fork(run_python):
-    run_python(FORKING, env={"PYTHONWARNINGS": "ignore::DeprecationWarning"})
+@pytest.mark.parametrize(
+    "program",
+    [CHANGING, HANDLING, FORKING],
+    ids=["results are right after interrupts", "calls are right or refused", "forks"],
+)
+def test_signal_handlers_at_any_moment(run_python, program):
+    """A worker is interrupted anywhere, also while it lays its output out."""
+    run_python(PROLOGUE + program, env={"PYTHONWARNINGS": "ignore::DeprecationWarning"})
 
 
 @pytest.mark.parametrize("ignored", [[], [KeyboardInterrupt]], ids=["in a call", "waiting for the last"])

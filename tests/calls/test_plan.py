@@ -68,18 +68,11 @@ def _plan(spans, selection, slices=1, unit=1):
     return CallPlan(1, (), (), None, selection, spans, world, slices, unit, None)
 
 
-def test_weight_unit_of_no_rows_is_one():
+def test_who_takes_part_where_some_have_no_rows_and_where_nothing_is_scattered():
     assert weight_unit(((0, 0), (0, 0)), 3) == 1
-
-
-def test_ranks_without_rows_take_no_part():
     assert _plan(split(0, 2, 4), range(2)).participants == (0, 1)
-
-
-def test_all_ranks_take_part_equally_where_nothing_is_scattered():
     plan = _plan(split(0, 3, 3), None)
-    assert plan.participants == (0, 1, 2)
-    assert plan.total_weight == 3
+    assert (plan.participants, plan.total_weight) == ((0, 1, 2), 3)
 
 
 def test_regions_are_compared_by_identity():
@@ -210,12 +203,6 @@ def test_without_reduction_comes_the_list_of_every_pieces_value(value, pieces):
         assert _same(result, expected)
     else:
         assert result == []
-
-
-def test_dict_modes_are_matched_by_key():
-    _, tree = flatten({"loss": 1, "rows": [2, 3]})
-    assert leaf_modes({"rows": "gather", "loss": "mean"}, tree) == ["mean", "gather", "gather"]
-    assert list(assemble({"rows": "sum", "loss": "sum"}, tree, iter([1, 2, 3]))) == ["loss", "rows"]
 
 
 def test_a_list_of_modes_fits_a_tuple_and_a_named_tuple():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import synkro as synk
+from calls.test_exact import selections
 from support.examples import given, st
 from support.sessions import lasting
 from synkro import UsageError, WorkerError
@@ -18,26 +19,18 @@ X = np.arange(N) * 10.0
 
 session = lasting(3)
 
-slices = st.builds(
-    slice,
-    st.none() | st.integers(-30, 30),
-    st.none() | st.integers(-30, 30),
-    st.none() | st.integers(-5, 5).filter(bool),
-).filter(lambda chosen: X[chosen].size)
-indices = st.lists(st.integers(-N, N - 1), min_size=1, max_size=40)
-masks = st.lists(st.booleans(), min_size=N, max_size=N).filter(any).map(np.array)
-
 
 def seen(x):
     return synk.rows()
 
 
-@given(batch=st.none() | slices | indices | masks, num_slices=st.integers(1, 9))
-def test_they_are_those_that_the_batch_selects(session, batch, num_slices):
+@given(chosen=selections(N), num_slices=st.integers(1, 9))
+def test_they_are_those_that_the_batch_selects(session, chosen, num_slices):
+    batch, index = chosen
     f = session.function(lambda x: (synk.rows(), x), outputs="gather")
     rows, values = f(X, batch=batch, num_slices=num_slices)
     assert rows.dtype == np.int64
-    np.testing.assert_array_equal(rows, np.arange(N) if batch is None else np.arange(N)[batch])
+    np.testing.assert_array_equal(rows, np.arange(N)[index])
     np.testing.assert_array_equal(values, X[rows])
 
 

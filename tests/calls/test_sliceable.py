@@ -10,12 +10,7 @@ import synkro as synk
 from support.arrays import check, chosen, fill, replicas
 from support.examples import examples, given, st
 from support.sessions import per_rank, running
-from synkro import (
-    InvalidIndex,
-    InvalidType,
-    InvalidValue,
-    WorkerError,
-)
+from synkro import InvalidIndex, InvalidType, InvalidValue, WorkerError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
@@ -122,12 +117,11 @@ def test_rows_of_variables_as_scattered_arguments(n, data):
     agree(f(s, batch_s=batch, num_slices=data.draw(st.integers(1, 8))), x)
 
 
-def test_a_2d_array_is_one_selection_a_rank(n):
-    s = synk.shared(np.zeros((1, 2)))
+def test_a_2d_array_is_one_selection_a_rank(n, sliceable):
+    s, f = sliceable
     arrays = rows_of([5] * n)
     fill(s, arrays)
     indices = np.array([[rank, 4, 0] for rank in range(n)])
-    f = synk.function(lambda: describe(s.value), outputs=MODES, sliceable_shareds=[s])
     agree(f(batch_s=indices), np.concatenate([a[i] for a, i in zip(arrays, indices, strict=True)]))
 
 
@@ -232,20 +226,17 @@ def test_selections_that_cannot_be(two):
     with pytest.raises(InvalidValue, match="'plain' has no sliceable_shareds"):
         plain(np.zeros(3), batch_s=2)
     f = synk.function(lambda: s.value.sum(), outputs="sum", sliceable_shareds=[s], name="f")
-    with pytest.raises(InvalidValue, match="batch_s has 3 selections for 2 ranks"):
-        f(batch_s=[[0], [1], [2]])
-    with pytest.raises(InvalidIndex, match="batch_s has the index 3, but there are 3 rows"):
-        f(batch_s=[0, 3])
-    with pytest.raises(InvalidIndex, match="batch_s=4 asks for the first 4 rows"):
-        f(batch_s=4)
-    with pytest.raises(InvalidIndex, match="batch_s has the index -4"):
-        f(batch_s=[[0], [-4]])
-    with pytest.raises(InvalidValue, match="batch_s is a mask of 2 bools for 3 rows"):
-        f(batch_s=[True, False])
-    with pytest.raises(InvalidValue, match="no rows to compute on"):
-        f(batch_s=[[], []])
-    with pytest.raises(InvalidType, match="batch_s"):
-        f(batch_s=1.5)
+    for batch_s, error, message in (
+        ([[0], [1], [2]], InvalidValue, "batch_s has 3 selections for 2 ranks"),
+        ([0, 3], InvalidIndex, "batch_s has the index 3, but there are 3 rows"),
+        (4, InvalidIndex, "batch_s=4 asks for the first 4 rows"),
+        ([[0], [-4]], InvalidIndex, "batch_s has the index -4"),
+        ([True, False], InvalidValue, "batch_s is a mask of 2 bools for 3 rows"),
+        ([[], []], InvalidValue, "no rows to compute on"),
+        (1.5, InvalidType, "batch_s"),
+    ):
+        with pytest.raises(error, match=message):
+            f(batch_s=batch_s)
     both = synk.function(lambda x: x.sum(), outputs="sum", sliceable_shareds=[s], name="both")
     with pytest.raises(InvalidValue, match=r"'both' do not fit.*have 3, 2.*'s' has 3, 3"):
         both(np.zeros(5))
@@ -256,12 +247,12 @@ def test_selections_that_cannot_be(two):
         InvalidValue, match=r"differs in its rows by rank.*'s' has \[3, 3\].*'t' has \[2"
     ):
         uneven()
-    with pytest.raises(InvalidValue, match="names a variable twice"):
-        synk.function(lambda: 0, sliceable_shareds=[s, s])
-    with pytest.raises(InvalidValue, match="'p' has no dimensions, so it has no rows"):
-        synk.function(lambda: 0, sliceable_shareds=[point])
-    with pytest.raises(InvalidType, match="sliceable_shareds= takes a list"):
-        synk.function(lambda: 0, sliceable_shareds="s")
+    for sliced, message in (
+        ([s, s], "names a variable twice"),
+        ([point], "'p' has no dimensions, so it has no rows"),
+    ):
+        with pytest.raises(InvalidValue, match=message):
+            synk.function(lambda: 0, sliceable_shareds=sliced)
     assert f() == 0
 
 
