@@ -164,7 +164,7 @@ def test_functions_without_scattered_inputs_run_once_on_every_rank(session):
     assert session.function(os.getpid, outputs=None)() == list(session.pids)
 
 
-@pytest.mark.parametrize("value", [[1, 2], np.array(2)], ids=repr)  # numbers: test_arguments.py
+@pytest.mark.parametrize("value", [[1, 2], np.array(2)])  # numbers: test_arguments.py
 def test_broadcast_lists_and_arrays_arrive_as_arrays(session, value):
     f = session.function(lambda k: [type(k) is np.ndarray, k], bcast_inputs="k", outputs=["min", "max"])
     is_array, found = f(value)
@@ -280,6 +280,7 @@ def test_what_is_written_between_calls_is_seen(session, tmp_path, kind):
         (5, 8, "2 of 2 slices"),  # three rows on one rank, two on the other
         (1, 8, "1 of 1 slice"),
     ],
+    ids=["all rows", "uneven", "one row"],
 )
 def test_progress_ends_with_a_line_where_there_is_no_terminal(session, capsys, rows, slices, said):
     f = session.function(lambda x: x.sum(), outputs="sum", name="counting")

@@ -369,19 +369,11 @@ def test_what_changes_between_distribute_and_the_first_call_is_seen(session, tar
     def used():
         return RATE, CHANGED["rate"], float(CHANGED["table"][0])
 
-    def call():
-        found = f()
-        return found if target == 1 else found[0]
-
     CHANGED["table"][0] = 0
-    f = (
-        session.function(used, outputs=None, target=target)
-        if target != 1
-        else session.function(used, target=1)
-    )
+    f = session.function(used, target=target, **({} if target == 1 else {"outputs": None}))
     other = session.function(used, target=0)
     session.distribute()
     monkeypatch.setitem(globals(), "RATE", 2.0)
     CHANGED["rate"], CHANGED["table"][0] = 3.0, 4.0
-    assert call() == (2.0, 3.0, 4.0)
+    assert (f() if target == 1 else f()[0]) == (2.0, 3.0, 4.0)
     assert other() == (2.0, 3.0, 4.0)

@@ -6,7 +6,6 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis.extra import numpy as hnp
 
 from support.examples import given, st
 from synkro.comms.ops import OPERATIONS
@@ -349,21 +348,6 @@ def _reduced(op, values, weights):
     return finished.astype(operation.result_dtype(values[0].dtype), copy=False)
 
 
-@given(
-    values=st.sampled_from(["?", *INTS]).flatmap(
-        lambda dtype: hnp.arrays(dtype, st.tuples(few, st.integers(0, 3)))
-    ),
-    op=st.sampled_from(["sum", "prod", "max", "min"]),
-)
-def test_integers_reduce_and_wrap_as_in_numpy(values, op):
-    kind = None if op in ("max", "min") else OPERATIONS[op].result_dtype(values.dtype)
-    ufunc = OPERATIONS[op].ufunc
-    expected = ufunc.reduce(values, axis=0, dtype=kind)
-    result = _reduced(op, list(values), [1] * len(values))
-    assert result.dtype == expected.dtype
-    assert result.tolist() == expected.tolist()
-
-
 @given(values=st.lists(st.integers(-1000, 1000), min_size=1, max_size=8), data=st.data())
 def test_weighted_means_are_exact(values, data):
     weights = data.draw(st.lists(st.integers(1, 50), min_size=len(values), max_size=len(values)))
@@ -376,13 +360,6 @@ def test_half_floats_do_not_overflow_on_the_way():
     big = np.array([60000, -60000], np.float16)
     assert _reduced("mean", [big, big, big], [1, 1, 1]).tolist() == big.tolist()
     assert _reduced("sum", [big, big, -big], [1, 1, 1]).tolist() == big.tolist()
-
-
-@pytest.mark.parametrize("op", ["max", "min"])
-@pytest.mark.parametrize("dtype", ["f2", *EXACT])
-def test_nan_wins_max_and_min(op, dtype):
-    values = [np.array(v, dtype) for v in ([1, np.nan, 3], [np.nan, 2, 1])]
-    assert np.isnan(_reduced(op, values, [1, 1])).tolist() == [True, True, False]
 
 
 def test_merge_writes_into_out():

@@ -1,6 +1,5 @@
 """A way into a failure: what failed on a worker runs once more in the program."""
 
-import builtins
 import copy
 import functools
 import gc
@@ -17,11 +16,12 @@ import numpy as np
 import pytest
 
 import synkro as synk
+from calls import test_prompt
 from support.sessions import two_mapping
 from support.together import good, together
 from support.waiting import Watch
 
-workers = two_mapping
+workers, typing = two_mapping, test_prompt.user
 quick = pytest.mark.quick
 
 
@@ -78,18 +78,9 @@ def nothing_last(monkeypatch):
 
 
 @pytest.fixture
-def user(monkeypatch, nothing_last):
+def user(nothing_last, typing):
     """What the user types at the prompt."""
-    lines, asked = [], []
-
-    def answer(prompt=""):
-        asked.append(prompt)
-        if not lines:
-            raise EOFError
-        return lines.pop(0)
-
-    monkeypatch.setattr(builtins, "input", answer)
-    return types.SimpleNamespace(lines=lines, asked=asked)
+    return typing
 
 
 # ── calls ────────────────────────────────────────────────────────────────────────────────────────────
@@ -469,15 +460,15 @@ def test_tasks_of_an_executor(user, capfd):
     with synk.Executor(1) as executor:
         error = executor.submit(task, 3, scale=2).exception()
         assert type(error) is Odd
-        user.lines[:] = ["p item, scale", "q"]
+        user.lines = ["p item, scale", "q"]
         synk.debug(error)
     assert "3, 2" in capfd.readouterr().out
-    user.lines[:] = ["p drawn", "q"]
+    user.lines = ["p drawn", "q"]
     synk.debug(error)  # it needs no workers
     assert str(error.args[1]) in capfd.readouterr().out
     with synk.Executor(1, initializer=risky, initargs=(1,)) as executor:
         error = executor.submit(risky, -1).exception()
-    user.lines[:] = ["q"]
+    user.lines = ["q"]
     synk.debug(error)
     assert "what the initializer of the Executor has set is on its workers" in capfd.readouterr().err
 
@@ -488,7 +479,7 @@ def test_tasks_of_an_executor(user, capfd):
 @quick
 def test_debug_opens_pdb_at_the_line(workers, user, capfd):
     f = workers.function(risky, outputs="sum")
-    user.lines[:] = ["p x", "u", "q"]
+    user.lines = ["p x", "u", "q"]
     try:
         f(np.array([1.0, -2]))
     except synk.WorkerError:
@@ -524,7 +515,7 @@ def test_the_prompt_stands_where_the_rank_stood(workers, user, capfd):
 
     f = workers.function(work)
     error = failure(f, np.array([1.0, -2]))
-    user.lines[:] = ["p synk.rank(), synk.size(), synk.rows()", "p np.isnan(x), Model.__name__", "q"]
+    user.lines = ["p synk.rank(), synk.size(), synk.rows()", "p np.isnan(x), Model.__name__", "q"]
     synk.debug(error)
     said = capfd.readouterr().out
     assert "(1, 2, array([1]))" in said

@@ -30,20 +30,6 @@ def good(*bodies):
             raise outcome
 
 
-def waiting(turns, barrier):
-    """An action that waits for others, and lets go of the lock meanwhile."""
-    return lambda: turns.released(lambda: barrier.wait(10))
-
-
-def test_turns_on_different_ranks_go_on_at_the_same_time(turns):
-    barrier = threading.Barrier(2)
-    good(
-        lambda: turns.run(ZERO, waiting(turns, barrier)),
-        lambda: turns.run(ONE, waiting(turns, barrier)),
-    )
-    assert not turns.go_on
-
-
 @pytest.mark.parametrize("ranks", [BOTH, ONE], ids=["both", "one"])
 def test_turns_that_share_a_rank_go_on_one_after_the_other(turns, ranks):
     inside = []
@@ -171,7 +157,7 @@ def test_all_ranks_cannot_be_had_in_a_part_of_an_operation_on_some(turns):
     turns.require_all()
 
 
-def test_each_operation_has_its_own_limit(turns):
+def test_turns_on_different_ranks_go_on_at_the_same_time_each_with_its_own_limit(turns):
     barrier = threading.Barrier(2)
 
     def action(seconds):
@@ -184,3 +170,4 @@ def test_each_operation_has_its_own_limit(turns):
 
     good(lambda: turns.run(ZERO, action(1.0)), lambda: turns.run(ONE, action(2.0)))
     assert turns.limit is None
+    assert not turns.go_on

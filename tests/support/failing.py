@@ -60,27 +60,22 @@ class Nap:
         return load, ()
 
 
-class Interrupt:
-    """Sends this process a SIGINT when *condition* comes true while its block runs."""
-
-    def __init__(self, condition):
-        self.condition = condition
-        self.thread = threading.Thread(target=self.run)
-        self.over = False
-
-    def run(self):
-        if wait_until(lambda: self.over or self.condition(), 30) and not self.over:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    def __enter__(self):
-        self.thread.start()
-
-    def __exit__(self, *error):
-        self.over = True
-        self.thread.join()
-
-
 def ctrl_c(condition, call):
     """A call that a SIGINT interrupts when *condition* comes true, and soon."""
-    with Watch(), pytest.raises(KeyboardInterrupt), Interrupt(condition):
-        call()
+    over = threading.Event()
+
+    def interrupt():
+        if wait_until(lambda: over.is_set() or condition(), 30) and not over.is_set():
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def interrupted():
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        try:
+            call()
+        finally:
+            over.set()
+            thread.join()
+
+    with Watch(), pytest.raises(KeyboardInterrupt):
+        interrupted()
