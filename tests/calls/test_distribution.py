@@ -143,26 +143,19 @@ def test_a_big_closure_lies_in_memory_once(session):
     assert inodes[0] == inodes[1] > 0
 
 
-@pytest.fixture
-def silent(session, monkeypatch):
-    """No command goes to the workers."""
-
+def test_nothing_is_sent_where_there_is_nothing_new(session, monkeypatch):
     def refuse(*_):
         raise AssertionError("a command was sent")
 
     session.distribute()
     monkeypatch.setattr(everyone(session), "send", refuse)
-    return session
-
-
-def test_nothing_is_sent_where_there_is_nothing_new(silent):
-    silent.distribute()
-    dropped = silent.function(lambda x: x.sum(), outputs="sum")
+    session.distribute()
+    dropped = session.function(lambda x: x.sum(), outputs="sum")
     del dropped
-    silent.distribute()
-    kept = silent.function(lambda x: x.sum(), outputs="sum")
+    session.distribute()
+    kept = session.function(lambda x: x.sum(), outputs="sum")
     with pytest.raises(AssertionError, match="a command was sent"):
-        silent.distribute()
+        session.distribute()
     assert kept.as_serial(np.ones(3)) == 3
 
 

@@ -105,7 +105,7 @@ def test_in_this_process_and_in_check(session):
     np.testing.assert_array_equal(names.as_serial(["a", "b"]), [0, 1])
 
 
-def test_without_scattered_inputs(session):
+def test_without_scattered_inputs_and_outside_of_functions(session):
     whole = session.function(lambda y: synk.rows(), bcast_inputs="y", outputs=None)
     w = session.shared(X)
     held = session.function(seen, outputs="gather")
@@ -116,9 +116,6 @@ def test_without_scattered_inputs(session):
     with pytest.raises(UsageError, match="scatter something with a row for each"):
         whole.as_serial(X)
     np.testing.assert_array_equal(held(X), np.arange(N))
-
-
-def test_outside_of_functions(session):
     with pytest.raises(UsageError, match=r"rows\(\) is for use inside a function that runs"):
         synk.rows()
 

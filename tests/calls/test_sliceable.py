@@ -7,36 +7,22 @@ import numpy as np
 import pytest
 
 import synkro as synk
+from calls import test_exact as exact
+from calls.test_exact import EVERYTHING, everything
 from support.arrays import check, chosen, fill, replicas
 from support.examples import examples, given, st
 from support.sessions import per_rank, running
 from synkro import InvalidIndex, InvalidType, InvalidValue, WorkerError
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
+for module in (exact, sys.modules[__name__]):
+    cloudpickle.register_pickle_by_value(module)  # workers do not import these
 
 pytestmark = pytest.mark.counted_once
 
 
-MODES = {"mean": "mean", "sum": "sum", "max": "max", "min": "min", "rows": "gather"}
-
-
-def describe(x):
-    return {
-        "mean": x.mean(axis=0),
-        "sum": x.sum(axis=0),
-        "max": x.max(axis=0),
-        "min": x.min(axis=0),
-        "rows": x * 1,
-    }
-
-
 def agree(got, x):
-    want = describe(x)
-    assert np.array_equal(got["rows"], want["rows"])
-    assert np.array_equal(got["max"], want["max"])
-    assert np.array_equal(got["min"], want["min"])
-    for name in ("mean", "sum"):
-        assert np.allclose(got[name], want[name], rtol=1e-12, atol=1e-12)
+    for op, leaf in exact.flat(got).items():
+        exact.agree(leaf, x, op)
 
 
 def rows_of(lengths):
@@ -84,7 +70,7 @@ def shards(draw, ranks):
 def sliceable(n):
     """A variable, and a function of its rows."""
     s = synk.shared(np.zeros((1, 2)), "s")
-    return s, synk.function(lambda: describe(s.value), outputs=MODES, sliceable_shareds=[s])
+    return s, synk.function(lambda: everything(s.value), outputs=EVERYTHING, sliceable_shareds=[s])
 
 
 @examples(60)
@@ -109,7 +95,7 @@ def test_rows_of_variables_in_any_lengths_selections_and_slices(n, sliceable, da
 @given(data=st.data())
 def test_rows_of_variables_as_scattered_arguments(n, data):
     s = synk.shared(np.zeros((1, 2)))
-    f = synk.function(describe, outputs=MODES)
+    f = synk.function(everything, outputs=EVERYTHING)
     lengths, batch, picked = data.draw(shards(n).filter(lambda drawn: any(map(len, drawn[2]))))
     arrays = rows_of(lengths)
     fill(s, arrays)
@@ -129,7 +115,7 @@ def test_numbers_one_a_rank_beside_other_selections(two):
     s = synk.shared(np.zeros((1, 2)))
     arrays = rows_of([3, 4])
     fill(s, arrays)
-    f = synk.function(lambda: describe(s.value), outputs=MODES, sliceable_shareds=[s])
+    f = synk.function(lambda: everything(s.value), outputs=EVERYTHING, sliceable_shareds=[s])
     agree(f(batch_s=[2, slice(1, 3)]), np.concatenate([arrays[0][:2], arrays[1][1:3]]))
     agree(f(batch_s=[2, 0]), np.concatenate([array[[2, 0]] for array in arrays]))
 
