@@ -1,10 +1,8 @@
 """Arguments that come again and again: what is kept of a call never shows in the next."""
 
 import enum
-import sys
 import zlib
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -141,9 +139,6 @@ class Rate(float):
 class Mode(enum.IntEnum):
     SLOW = 1
     FAST = 2
-
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 
 def test_keys_that_look_alike_are_different_arguments(session):

@@ -15,22 +15,9 @@ Y = np.array([1.0, -2.0, 3.0])
 session = lasting(2)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.parametrize(  # others: test_exact.py
     "batch",
-    [
-        5,
-        np.int32(5),
-        slice(1, 6),
-        slice(None, None, 2),
-        slice(None, None, -3),
-        slice(-3, None),
-        [6, 0, 0, -1],
-        (2, 1),
-        np.array([3]),
-        np.arange(7) % 2 == 0,
-        [True, False] * 3 + [True],
-        range(2, 5),
-    ],
+    [np.int32(5), slice(-3, None), [6, 0, 0, -1], (2, 1), [True, False] * 3 + [True], range(2, 5)],
 )
 @pytest.mark.parametrize("slices", [1, 2])
 def test_every_kind_of_batch(session, batch, slices):

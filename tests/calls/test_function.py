@@ -29,13 +29,6 @@ Y = np.array([1.0, -2.0, 3.0])
 session = lasting(2)
 
 
-@pytest.fixture
-def fresh():
-    """One of a test's own, for large outputs: a session keeps memory for the next ones."""
-    with synk.Session(2, verbose=False, timeout=60) as session:
-        yield session
-
-
 # ── what can be a function ───────────────────────────────────────────────────────────────────────
 
 
@@ -366,9 +359,9 @@ def test_closing_cancels_what_has_not_begun(tmp_path):
     assert all(future.cancelled() for future in waiting)
 
 
-def test_calls_from_many_threads_are_served_one_at_a_time(fresh):
-    f = fresh.function(lambda x, k: [x * k, x.sum()], bcast_inputs="k", outputs=["gather", "sum"])
-    g = fresh.function(lambda x: x.max(axis=0), outputs="max")
+def test_calls_from_many_threads_are_served_one_at_a_time(own):
+    f = own.function(lambda x, k: [x * k, x.sum()], bcast_inputs="k", outputs=["gather", "sum"])
+    g = own.function(lambda x: x.max(axis=0), outputs="max")
     wide = np.ones((3, INLINE // 8 + 1))
 
     def work(k):
@@ -480,8 +473,8 @@ def test_an_exception_inside_names_the_function_and_keeps_the_session(session):
     assert session.function(lambda x: x.sum(), outputs="sum")(X) == X.sum()
 
 
-def test_what_was_submitted_is_not_changed_by_later_writing(fresh):
-    f = fresh.function(
+def test_what_was_submitted_is_not_changed_by_later_writing(own):
+    f = own.function(
         lambda x, y, z: [time.sleep(0.1), x * y + z.sum()][1], bcast_inputs=["y", "z"], outputs="gather"
     )
     x, factors, rows = np.ones((50_000, 2)), [2.0, 3.0], np.arange(40_000)

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -28,8 +27,6 @@ from synkro.memory.segment import Segment
 from synkro.messages import Phase
 
 pytestmark = pytest.mark.long
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 
 # ── Ctrl-C ───────────────────────────────────────────────────────────────────────────────────────────

@@ -1,8 +1,5 @@
 """``sliceable_shareds=`` and ``batch_s=``: rows of variables, however they lie and are selected."""
 
-import sys
-
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -13,9 +10,6 @@ from support.arrays import check, chosen, fill, replicas
 from support.examples import examples, given, st
 from support.sessions import per_rank, running
 from synkro import InvalidIndex, InvalidType, InvalidValue, WorkerError
-
-for module in (exact, sys.modules[__name__]):
-    cloudpickle.register_pickle_by_value(module)  # workers do not import these
 
 pytestmark = pytest.mark.counted_once
 

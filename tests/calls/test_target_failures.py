@@ -3,11 +3,9 @@
 import concurrent.futures
 import os
 import signal
-import sys
 import threading
 import time
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -20,8 +18,6 @@ from synkro.controller.engine.engine import State
 from synkro.messages import Phase
 
 pytestmark = pytest.mark.long
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 
 def large(path):

@@ -7,7 +7,6 @@ import sys
 import time
 from collections import Counter
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -18,8 +17,6 @@ from support.sessions import LARGE, current, per_rank
 from support.together import good, together
 from support.waiting import wait_until
 from synkro.messages import Phase
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 pytestmark = pytest.mark.counted_once
 
