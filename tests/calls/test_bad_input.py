@@ -415,23 +415,6 @@ def test_a_batch_of_nothing_scattered(quiet):
         f(ROWS, batch=3)
 
 
-@pytest.mark.parametrize(
-    ("slices", "error", "message"),
-    [
-        (0, InvalidValue, 'num_slices must be 1 or more, or "auto"; got 0'),
-        (-1, InvalidValue, 'num_slices must be 1 or more, or "auto"; got -1'),
-        (2.0, InvalidType, r'num_slices must be an int of 1 or more, or "auto"; got 2\.0, a float'),
-        (True, InvalidType, "got True, a bool"),
-        ("2", InvalidType, "got '2', a str"),
-        ("Auto", InvalidType, "got 'Auto', a str"),
-        (None, InvalidType, "got None"),
-    ],
-)
-def test_numbers_of_slices(quiet, slices, error, message):
-    with pytest.raises(error, match=message):
-        quiet.function(total)(ROWS, num_slices=slices)
-
-
 def test_more_slices_than_rows_are_as_many_as_rows(session):
     assert session.function(total, outputs="sum")(ROWS, num_slices=100) == 15
     assert len(session.function(total, outputs=None)(ROWS, num_slices=np.int64(100))) == 6
@@ -440,6 +423,13 @@ def test_more_slices_than_rows_are_as_many_as_rows(session):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
+        ({"num_slices": 0}, InvalidValue, 'num_slices must be 1 or more, or "auto"; got 0'),
+        ({"num_slices": -1}, InvalidValue, 'num_slices must be 1 or more, or "auto"; got -1'),
+        ({"num_slices": 2.0}, InvalidType, r'an int of 1 or more, or "auto"; got 2\.0, a float'),
+        ({"num_slices": True}, InvalidType, "num_slices must be an int .*got True, a bool"),
+        ({"num_slices": "2"}, InvalidType, "got '2', a str"),
+        ({"num_slices": "Auto"}, InvalidType, "got 'Auto', a str"),
+        ({"num_slices": None}, InvalidType, "got None"),
         ({"output_subset": "ab"}, InvalidType, "output_subset takes a list.*got 'ab'"),
         ({"output_subset": 0}, InvalidType, "output_subset takes a list of indices or keys.*got 0"),
         ({"output_subset": {0}}, InvalidType, "list of indices or keys"),
