@@ -60,16 +60,9 @@ def test_many_numbers_take_few_descriptors(session):
 
 
 ARRAYS = [
-    np.arange(4.0),
-    np.arange(4.0) + 1,
-    np.arange(6.0),
-    np.arange(4, dtype="f4"),
-    np.arange(4),
-    np.arange(8.0).reshape(4, 2),
-    np.arange(8.0)[::2],
-    np.asfortranarray(np.arange(8.0).reshape(4, 2)),
-    np.arange(4, dtype=">f8"),
-    [1.0, 2.0, 3.0],
+    *(np.arange(4, dtype=dtype) for dtype in ("f8", "f4", "i8", ">f8")),
+    *(np.arange(4.0) + 1, np.arange(6.0), np.arange(8.0)[::2], [1.0, 2.0, 3.0]),
+    *(np.arange(8.0).reshape(4, 2), np.asfortranarray(np.arange(8.0).reshape(4, 2))),
 ]
 
 

@@ -179,10 +179,12 @@ def test_each_operation_alone(session, call, data, op):
     agree(call(FUNCTIONS[op], op, array, **options), rows, op)
 
 
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_dtype_with_uneven_shards(session, call, op, dtype):
-    array = numbers(dtype, (3 * session.n_parallel + 1, 2), 7)
+def test_every_dtype_with_uneven_shards(session, call, op, dtype, large):
+    rows = (1 if large else 3) * session.n_parallel + 1
+    array = numbers(dtype, (rows, INLINE // np.dtype(dtype).itemsize + 1 if large else 2), 7)
     agree(call(FUNCTIONS[op], op, array), array, op)
 
 
@@ -255,17 +257,13 @@ def test_ranks_may_gather_any_number_of_rows_also_none(session, call, data, widt
 # ── outputs larger than the inline limit ─────────────────────────────────────────────────────────
 
 
-def widths(dtype):
-    """Row lengths a little under, at and over the limit, and well over it."""
-    limit = INLINE // np.dtype(dtype).itemsize
-    return st.sampled_from([limit - 1, limit, limit + 1, 3 * limit + 5])
-
-
 @st.composite
 def wide_cases(draw, ranks):
     dtype = draw(st.sampled_from(DTYPES))
     rows = draw(st.sampled_from(sorted({1, max(1, ranks - 1), ranks, ranks + 1, 2 * ranks + 1})))
-    array = numbers(dtype, (rows, draw(widths(dtype))), draw(st.integers(0, 99)))
+    limit = INLINE // np.dtype(dtype).itemsize
+    width = draw(st.sampled_from([limit - 1, limit, limit + 1, 3 * limit + 5]))
+    array = numbers(dtype, (rows, width), draw(st.integers(0, 99)))
     batch, index = draw(selections(rows))
     return array, array[index], {"batch": batch, "num_slices": draw(st.integers(1, 3))}
 
@@ -286,14 +284,6 @@ def test_a_large_output_alone_twice(session, call, data, op):
     one, other = (call(FUNCTIONS[op], op, array, **options) for _ in range(2))
     agree(one, rows, op)
     assert bits(one) == bits(other)
-
-
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_large_outputs_of_every_dtype(session, call, op, dtype):
-    width = INLINE // np.dtype(dtype).itemsize + 1
-    array = numbers(dtype, (session.n_parallel + 1, width), 5)
-    agree(call(FUNCTIONS[op], op, array), array, op)
 
 
 def mixed(x):

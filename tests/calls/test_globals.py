@@ -82,29 +82,21 @@ def test_a_name_that_is_defined_later_and_deleted(session, name, fn, before):
     assert is_as_before()
 
 
-def test_a_cell_that_is_bound_anew(session):
+def test_a_cell_that_is_bound_anew_or_later(session):
     rate, model = 0.5, {"w": np.ones(2)}
 
     def inner(x):
         return (x @ model["w"]).sum() * rate
 
-    f = session.function(inner, outputs="sum")
+    f, g = session.function(inner, outputs="sum"), session.function(lambda x: later(x), outputs="sum")
     assert f(X) == X.sum() * 0.5
-    rate = 2
+    with pytest.raises(synk.WorkerError, match="later"):
+        g(X)
+    rate, later = 2, lambda x: x.sum()
     assert f(X) == X.sum() * 2
+    assert g(X) == X.sum()
     model = {"w": np.zeros(2)}
     assert f(X) == 0
-
-
-def test_a_cell_that_is_bound_later(session):
-    f = session.function(lambda x: later(x), outputs="sum")
-    with pytest.raises(synk.WorkerError, match="later"):
-        f(X)
-
-    def later(x):
-        return x.sum()
-
-    assert f(X) == X.sum()
 
 
 def test_defaults_that_are_set_anew(session):
