@@ -14,7 +14,7 @@ import pytest
 
 import synkro as synk
 from support.inside import everyone
-from support.sessions import INLINE
+from support.sessions import INLINE, lasting
 from synkro import (
     InvalidIndex,
     InvalidType,
@@ -38,12 +38,7 @@ pytestmark = pytest.mark.quick  # on every Python version
 X = np.arange(12.0).reshape(6, 2)
 ROWS = np.arange(6.0)
 
-
-@pytest.fixture(scope="module")
-def session():
-    """One for the file: it has to survive every error."""
-    with synk.Session(2, verbose=False, timeout=60) as session:
-        yield session
+session = lasting(2)  # it has to survive every error
 
 
 @pytest.fixture(autouse=True)

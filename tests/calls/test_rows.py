@@ -70,15 +70,11 @@ def test_minibatches(session):
     np.testing.assert_array_equal(only(small), np.arange(4))
 
 
-def test_what_the_workers_hold_beside_scattered_inputs(session):
+def test_kept_rows_beside_scattered_inputs_and_beside_what_they_number(session):
     kept = session.function(lambda x: x, outputs="keep")(X)
-    f = session.function(lambda k, x: (synk.rows(), k, x), outputs="gather")
-    rows, k, x = f(kept, X)
-    np.testing.assert_array_equal(rows, np.arange(N))
-    np.testing.assert_array_equal(k, x)
-
-
-def test_kept_rows_stay_beside_what_they_number(session):
+    both = session.function(lambda k, x: (synk.rows(), k, x), outputs="gather")
+    for each, expected in zip(both(kept, X), (np.arange(N), X, X), strict=True):
+        np.testing.assert_array_equal(each, expected)
     first = session.function(lambda x: (x, synk.rows()), outputs="keep")
     second = session.function(lambda x, rows: (x, rows), outputs="gather")
     x, rows = second(*first(X, batch=slice(None, None, -2)))
