@@ -55,18 +55,6 @@ def test_functions_import_modules_beside_the_script(run_python, tmp_path):
     assert done.stderr == ""
 
 
-def test_distribute_as_often_as_liked(session):
-    session.distribute()
-    f = session.function(lambda x: x.sum(), outputs="sum")
-    session.distribute()
-    session.distribute()
-    assert f(X) == X.sum()
-    g = session.function(lambda x: x.max(), outputs="max")
-    assert g(X) == 20
-    session.distribute()
-    assert (f(X), g(X)) == (X.sum(), 20)
-
-
 @pytest.mark.parametrize("size", [1, 1 << 16], ids=["small", "big"])
 def test_distributed_together_they_share_what_they_use(session, size):
     memory = np.zeros(size)
@@ -84,17 +72,6 @@ def test_distributed_together_they_share_what_they_use(session, size):
     add(np.ones(10))
     assert read() == 20
     assert not memory.any()
-
-
-def test_distributed_apart_they_share_it_too(session):
-    memory = []
-
-    def add():
-        memory.append(1)
-        return len(memory)
-
-    one, other = (session.function(add, outputs="max") for _ in range(2))
-    assert [one(), one(), other()] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("nbytes", [OUT_OF_BAND - 8, OUT_OF_BAND, 1 << 21])

@@ -44,12 +44,6 @@ def user(monkeypatch):
     return found
 
 
-@pytest.fixture
-def executor():
-    with synk.Executor(1) as found:
-        yield found
-
-
 def name_of(item):
     return f"{item} {input('name? ')}"
 
@@ -70,10 +64,11 @@ def test_the_end_of_input_is_that_of_the_worker(user, workers):
     assert workers.function(np.sum, outputs="sum")(np.ones(3)) == 3
 
 
-def test_in_tasks(user, workers, executor):
+def test_in_tasks(user, workers):
     user.lines = ["Ann", "ß → 🙂", "Bob"]
     assert workers.map(name_of, ["a"]) == ["a Ann"]
-    assert executor.submit(name_of, "b").result() == "b ß → 🙂"
+    with synk.Executor(1) as executor:
+        assert executor.submit(name_of, "b").result() == "b ß → 🙂"
     assert list(workers.imap(name_of, ["c"])) == ["c Bob"]
     user.lines = [long := "x" * 3_000_000]
     assert workers.map(name_of, ["d"]) == [f"d {long}"]

@@ -49,26 +49,20 @@ def whole(future, sign):
     return bool((future.result() == np.ones(LARGE)).all())
 
 
-def test_an_exception_leaves_the_other_call_whole(session, sign):
-    f = session.function(lambda: 1 / 0, target=1)
-    other = begun(session, sign)
-    with pytest.raises(synk.WorkerError, match=r"rank 1 .*failed"):
-        f.submit().result()
-    assert whole(other, sign)
-    assert total(session) == 7
-
-
-@pytest.mark.parametrize("how", ["timeout", "ctrl-c"])
+@pytest.mark.parametrize("how", ["exception", "timeout", "ctrl-c"])
 def test_a_call_that_is_broken_off_leaves_the_other_whole(session, sign, how):
-    f = session.function(lambda: time.sleep(20), target=1)
+    f = session.function(lambda: 1 / 0 if how == "exception" else time.sleep(20), target=1)
     where = session.function(os.getpid, target=1)
     other = begun(session, sign)
-    if how == "ctrl-c":
-        ctrl_c(in_phase(session, Phase.RUNNING, 1), f)
-    else:
+    if how == "exception":
+        with pytest.raises(synk.WorkerError, match=r"rank 1 .*failed"):
+            f.submit().result()
+    elif how == "timeout":
         with Watch(), pytest.raises(synk.CallTimeout, match="rank 1") as caught:
             f.options(timeout=0.2)()
         assert caught.value.ranks == (1,)
+    else:
+        ctrl_c(in_phase(session, Phase.RUNNING, 1), f)
     assert where() == session.pids[1]
     assert whole(other, sign)
     assert total(session) == 7
