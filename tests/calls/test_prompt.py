@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -27,20 +28,16 @@ quick = pytest.mark.quick
 @pytest.fixture
 def user(monkeypatch):
     """The user, who answers with the next of some lines; then there are no more."""
+    found = types.SimpleNamespace(lines=[], asked=[])
 
-    class User:
-        def __init__(self):
-            self.lines, self.asked = [], []
+    def answer(prompt=""):
+        found.asked.append(prompt)
+        if not found.lines:
+            raise EOFError
+        line = found.lines.pop(0)
+        return line() if callable(line) else line
 
-        def input(self, prompt=""):
-            self.asked.append(prompt)
-            if not self.lines:
-                raise EOFError
-            line = self.lines.pop(0)
-            return line() if callable(line) else line
-
-    found = User()
-    monkeypatch.setattr(builtins, "input", found.input)
+    monkeypatch.setattr(builtins, "input", answer)
     return found
 
 

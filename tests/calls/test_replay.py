@@ -459,6 +459,7 @@ def test_items_of_classes_and_arrays(workers):
 def test_tasks_of_an_executor(user, capfd):
     with synk.Executor(1) as executor:
         error = executor.submit(task, 3, scale=2).exception()
+        other = executor.submit(lambda: Model(2).step(np.array([-1.0]))).exception()
         assert type(error) is Odd
         user.lines = ["p item, scale", "q"]
         synk.debug(error)
@@ -466,6 +467,9 @@ def test_tasks_of_an_executor(user, capfd):
     user.lines = ["p drawn", "q"]
     synk.debug(error)  # it needs no workers
     assert str(error.args[1]) in capfd.readouterr().out
+    for _ in range(2):
+        synk.debug(other)
+    assert Model.calls == 0
     with synk.Executor(1, initializer=risky, initargs=(1,)) as executor:
         error = executor.submit(risky, -1).exception()
     user.lines = ["q"]
@@ -556,15 +560,6 @@ def test_debug_enters_whatever_failed(workers, user, capfd, fn, text):
     assert text in capfd.readouterr().out
     if fn is chained:
         assert type(replayed(error)[0].__cause__) is Odd
-
-
-def test_a_task_of_an_executor_changes_nothing_here(user):
-    Model.calls = 0
-    with synk.Executor(1) as executor:
-        error = executor.submit(lambda: Model(2).step(np.array([-1.0]))).exception()
-        for _ in range(2):
-            synk.debug(error)
-    assert Model.calls == 0
 
 
 def test_debug_without_a_failure(workers, nothing_last):

@@ -341,13 +341,8 @@ def test_the_future_of_a_call_that_failed(pair):
     with pytest.raises(synk.InvalidValue, match="the future of a call that failed") as caught:
         later.result()
     assert caught.value.__cause__ is future.exception()
-
-
-def test_a_future_in_a_plain_call_is_refused(pair):
-    f = synk.function(lambda x: x, target=0)
-    future = f.submit(X)
     with pytest.raises(synk.UsageError, match=r"is a future: give its result\(\)"):
-        f(future)
+        synk.function(lambda x: x, target=0)(later)  # a plain call takes none
 
 
 @pytest.mark.parametrize("seed", range(6))

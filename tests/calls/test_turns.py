@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from support.together import together
+from support.together import good, together
 from support.waiting import wait_until
 from synkro.controller.engine.turns import NeedsAll, Turns
 
@@ -24,10 +24,8 @@ def turns(lock):
     return Turns(lock, 2, None)
 
 
-def good(*bodies):
-    for outcome in together(*bodies):
-        if isinstance(outcome, BaseException):
-            raise outcome
+def at_once(*bodies):
+    return good(together(*bodies))
 
 
 @pytest.mark.parametrize("ranks", [BOTH, ONE], ids=["both", "one"])
@@ -39,7 +37,7 @@ def test_turns_that_share_a_rank_go_on_one_after_the_other(turns, ranks):
         turns.released(lambda: time.sleep(0.02))
         inside.append("out")
 
-    good(*[lambda: turns.run(ranks, action)] * 4)
+    at_once(*[lambda: turns.run(ranks, action)] * 4)
     assert inside == ["in", "out"] * 4
 
 
@@ -68,7 +66,7 @@ def test_an_operation_on_all_ranks_waits_for_the_turns_and_lets_none_begin(turns
         wait_until(lambda: len(turns.line) > 2)
         go.set()
 
-    good(one, all_ranks, another, let_go)
+    at_once(one, all_ranks, another, let_go)
     assert seen == ["turn", "all", "all", "another"]
 
 
@@ -92,7 +90,7 @@ def test_a_stream_of_turns_does_not_keep_the_others_waiting(turns, lock):
         finally:
             over.set()
 
-    good(stream(ZERO), stream(ONE), both)
+    at_once(stream(ZERO), stream(ONE), both)
 
 
 def test_who_waits_gives_up_in_time(turns, lock):
@@ -105,7 +103,7 @@ def test_who_waits_gives_up_in_time(turns, lock):
         go.set()
 
     hold = lambda: turns.released(lambda: (going.set(), go.wait(10)))  # noqa: E731
-    good(lambda: turns.run(ZERO, hold), all_ranks)
+    at_once(lambda: turns.run(ZERO, hold), all_ranks)
 
 
 def test_a_turn_ends_with_an_exception(turns, lock):
@@ -140,7 +138,7 @@ def test_what_needs_all_ranks_begins_anew_with_them(turns):
 
         return lambda: turns.run(own, action)
 
-    good(body(ZERO), body(ONE))
+    at_once(body(ZERO), body(ONE))
     assert ranks.count(BOTH) == 2
     assert set(ranks) == {ZERO, ONE, BOTH}
 
@@ -168,6 +166,6 @@ def test_turns_on_different_ranks_go_on_at_the_same_time_each_with_its_own_limit
 
         return look
 
-    good(lambda: turns.run(ZERO, action(1.0)), lambda: turns.run(ONE, action(2.0)))
+    at_once(lambda: turns.run(ZERO, action(1.0)), lambda: turns.run(ONE, action(2.0)))
     assert turns.limit is None
     assert not turns.go_on
