@@ -211,6 +211,7 @@ def test_objects_are_compared_by_what_they_hold(session, fn):
 
 
 BIG = np.array([2**60, 1, 2, 3])
+OTHER_KEYS = "the call returns a dict .*the plain function a dict"
 
 
 def first(a, b):
@@ -230,13 +231,8 @@ def first(a, b):
         (lambda x: x.sum() + len(x) // 4, "sum", [BIG], "differs"),
         (lambda: 3, "sum", [], "by up to 3: 6 instead of 3"),
         (lambda x: x.sum(axis=0), "gather", [X], r"it has the shape \(6,\) instead of \(3,\)"),
-        (lambda x: {f"n{len(x) // 60}": 1.0}, "sum", [X], "the call returns a dict .*function a dict"),
-        (
-            lambda x: Fit(1, {"a": 1} if len(x) < 60 else {"b": 1}),
-            first,
-            [X],
-            "the call returns a dict .*the plain function a dict",
-        ),
+        (lambda x: {f"n{len(x) // 60}": 1.0}, "sum", [X], OTHER_KEYS),
+        (lambda x: Fit(1, {"a" if len(x) < 60 else "b": 1}), first, [X], OTHER_KEYS),
         (
             lambda x: Plain(1) if len(x) < 60 else Slotted(1),
             first,

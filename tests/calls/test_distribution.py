@@ -35,20 +35,18 @@ def test_a_ufunc_of_a_library_beside_multiprocessing(run_python):
 def test_functions_import_modules_beside_the_script(run_python, tmp_path):
     (tmp_path / "beside.py").write_text("def double(x):\n    return 2 * x\n")
     done = run_python(
-        "import beside, numpy as np, synkro as synk\n"
+        "import beside, collections, numpy as np, synkro as synk\n"
         "synk.fork(2, verbose=False)\n"
         "f = synk.function(beside.double, outputs='gather')\n"
         "g = synk.function(lambda x: beside.double(x) + 1, outputs='sum')\n"
         "assert f(np.arange(3)).tolist() == [0, 2, 4]\n"
         "print(g(np.arange(2)[:, None]).tolist())\n"
-        "from collections import namedtuple\n"
-        "Pair = namedtuple('Pair', 'a b')\n"
+        "Pair = collections.namedtuple('Pair', 'a b')\n"
         "pair = synk.function(lambda x: Pair(x.sum(), x), outputs=Pair('sum', 'gather'))\n"
         "assert type(pair(np.arange(3))) is Pair\n"
         "def here(x):\n"
         "    return [x.sum(), helper(x)]\n"
-        "def helper(x):\n"
-        "    return x.max()\n"
+        "helper = lambda x: x.max()\n"
         "print(synk.function(here, outputs=['sum', 'max'])(np.arange(5)))\n"
     )
     assert done.stdout.splitlines() == ["[[4]]", "[np.int64(10), np.int64(4)]"]

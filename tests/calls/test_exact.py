@@ -153,9 +153,8 @@ def bits(array):
     """The bytes of *array* that mean something: a longdouble may end in others."""
     array = np.ascontiguousarray(array)
     raw = array.view(np.uint8).reshape(-1, array.itemsize)
-    return raw[
-        :, : 10 if array.dtype.kind == "f" and np.finfo(array.dtype).nmant == 63 else None
-    ].tobytes()
+    long = array.dtype.kind == "f" and np.finfo(array.dtype).nmant == 63
+    return raw[:, : 10 if long else None].tobytes()
 
 
 # ── small outputs ────────────────────────────────────────────────────────────────────────────────

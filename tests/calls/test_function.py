@@ -153,7 +153,6 @@ def test_any_number_of_arguments(session):
 def test_functions_without_scattered_inputs_run_once_on_every_rank(session):
     assert session.function(lambda: 1, outputs="sum")() == 2
     assert session.function(lambda y: y, bcast_inputs="y", outputs="mean")(Y).tolist() == Y.tolist()
-    assert len(session.function(os.getpid, outputs=None)()) == 2
     assert session.function(os.getpid, outputs=None)() == list(session.pids)
 
 

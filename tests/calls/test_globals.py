@@ -344,7 +344,6 @@ RATE = 1.0
 
 @pytest.mark.parametrize("target", [None, 1, [0, 1]], ids=str)
 def test_what_changes_between_distribute_and_the_first_call_is_seen(session, target, monkeypatch):
-    monkeypatch.setitem(globals(), "RATE", 1.0)
     monkeypatch.setitem(CHANGED, "rate", 1.0)
 
     def used():
@@ -354,7 +353,7 @@ def test_what_changes_between_distribute_and_the_first_call_is_seen(session, tar
     f = session.function(used, target=target, **({} if target == 1 else {"outputs": None}))
     other = session.function(used, target=0)
     session.distribute()
-    monkeypatch.setitem(globals(), "RATE", 2.0)
+    set_global("RATE", 2.0)
     CHANGED["rate"], CHANGED["table"][0] = 3.0, 4.0
     assert (f() if target == 1 else f()[0]) == (2.0, 3.0, 4.0)
     assert other() == (2.0, 3.0, 4.0)

@@ -338,16 +338,11 @@ def test_half_floats_do_not_overflow_on_the_way():
     )
 
 
-def test_merge_writes_into_out():
-    out = np.empty(2)
-    result = OPERATIONS["sum"].merge(np.ones(2), np.ones(2), out=out)
-    assert result is out
+def test_merge_writes_into_out_and_lift_leaves_the_value_as_it_is():
+    value, out = np.ones(2), np.empty(2)
+    assert OPERATIONS["sum"].merge(value, value, out=out) is out
     assert out.tolist() == [2, 2]
     assert OPERATIONS["mean"].finish(out, 4, out=out).tolist() == [0.5, 0.5]
     assert out.tolist() == [0.5, 0.5]
-
-
-def test_lift_leaves_the_value_as_it_is():
-    value = np.ones(2)
     assert OPERATIONS["mean"].lift(value, 3).tolist() == [3, 3]
     assert value.tolist() == [1, 1]
