@@ -154,6 +154,12 @@ def three(three_forked):
         assert answers == [1] * 3
 
 
+@pytest.fixture(params=["map", "imap"])
+def results(request):
+    """A list of the results of a map, by either."""
+    return synk.map if request.param == "map" else lambda *args, **kw: list(synk.imap(*args, **kw))
+
+
 def per_rank(fn, *args, **options):
     """Call *fn* once on every rank, with broadcast arguments; the list of what the ranks returned."""
     names = fn.__code__.co_varnames[: fn.__code__.co_argcount]

@@ -41,8 +41,7 @@ def same(x):
 
 
 @pytest.mark.parametrize("place", [0, 3, 250, 499])
-@pytest.mark.parametrize("each", ["map", "imap"])
-def test_others_do_what_waits_behind_a_task(two, tmp_path, place, each):
+def test_others_do_what_waits_behind_a_task(two, tmp_path, results, place):
     """The task at one place ends when all others have: also those of its own batch."""
 
     def task(number):
@@ -52,25 +51,22 @@ def test_others_do_what_waits_behind_a_task(two, tmp_path, place, each):
         return True
 
     with Watch():
-        found = getattr(synk, each)(task, range(500))
-        assert list(found) == [True] * 500
+        assert results(task, range(500)) == [True] * 500
 
 
-def test_results_leave_while_the_next_task_runs_on(two, tmp_path):
+@pytest.mark.parametrize("place", [0, 350])
+def test_results_leave_while_another_task_runs_on(two, tmp_path, place):
     """A bar, too, shows what has ended, and not only whole batches."""
 
     def task(number):
-        if number == 350:
-            return wait_until((tmp_path / "go").exists)
-        return number
+        return wait_until((tmp_path / "go").exists) if number == place else number
 
     with Watch():
         results = synk.imap(task, range(400), ordered=False)
         found = [next(results) for _ in range(399)]
-        assert sorted(found) == [number for number in range(400) if number != 350]
+        assert sorted(found) == [number for number in range(400) if number != place]
         (tmp_path / "go").touch()
-        assert next(results) is True
-        assert list(results) == []
+        assert list(results) == [True]
 
 
 @pytest.mark.parametrize("places", [(0, 1, 2), (10, 5000, 9998), (9996, 9997, 9998)])
@@ -86,17 +82,6 @@ def test_long_tasks_among_many_short_ones_run_beside_each_other(two, tmp_path, p
 
 
 # ── in any order ─────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_results_come_as_they_are_there(two, tmp_path):
-    def task(number):
-        return number or (wait_until((tmp_path / "go").exists) and 0)
-
-    with Watch():
-        results = synk.imap(task, range(20), ordered=False)
-        assert sorted(itertools.islice(results, 19)) == list(range(1, 20))
-        (tmp_path / "go").touch()
-        assert list(results) == [0]
 
 
 def test_any_order_ends_as_the_order_of_items_does(two):
@@ -142,49 +127,25 @@ def test_in_order_the_first_item_that_fails_is_told(two, tmp_path):
             raise ValueError(number)
         return number
 
-    found = []
+    results, found = synk.imap(task, range(400)), []
     with Watch(), pytest.raises(ValueError, match="at item 40 "):
-        found.extend(synk.imap(task, range(400)))
+        found.extend(results)
     assert found == list(range(40))
-
-
-@pytest.mark.parametrize("chunksize", [1, 3, 1000])
-def test_a_hint_how_many_go_together(two, chunksize):
-    assert synk.map(same, range(100), chunksize=chunksize) == list(range(100))
-    assert list(synk.imap(same, range(100), chunksize=chunksize)) == list(range(100))
-
-
-@pytest.mark.parametrize("chunksize", [0, -1, 1.5, "many"])
-def test_no_hint(two, chunksize):
-    with pytest.raises((synk.InvalidType, synk.InvalidValue), match="chunksize"):
-        synk.map(same, range(100), chunksize=chunksize)
+    assert list(results) == []
 
 
 # ── what items and results share ─────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("kind", [list, np.array, Individual])
-def test_items_that_are_one_object_are_copies_of_it(two, kind):
-    item = kind([1.0, 2.0])
-
-    def changed(value):
-        genes = value.genes if isinstance(value, Individual) else value
-        genes[0] += 1
-        return genes[0]
-
-    assert synk.map(changed, [item] * 100) == [2.0] * 100
-
-
-@pytest.mark.parametrize("each", ["map", "imap"])
-def test_a_generator_may_fill_one_object_again_and_again(two, each):
+def test_a_generator_may_fill_one_object_again_and_again(two, results):
     def items():
         memory = np.zeros(3)
         for number in range(500):
             memory[:] = number
             yield memory
 
-    found = getattr(synk, each)(lambda array: float(array.sum()), items())
-    assert list(found) == [3.0 * number for number in range(500)]
+    found = results(lambda array: float(array.sum()), items())
+    assert found == [3.0 * number for number in range(500)]
 
 
 def test_a_result_is_what_it_was_when_its_task_ended(two):
@@ -199,34 +160,14 @@ def test_a_result_is_what_it_was_when_its_task_ended(two):
     assert [each.tolist() for each in synk.map(filled, range(200))] == [[n] * 3 for n in range(200)]
 
 
-def test_results_of_every_kind_among_each_other(two):
-    kinds = [
-        lambda n: n,
-        str,
-        lambda n: np.full(n, n),
-        lambda n: Individual([n]),
-        lambda n: [n, {n: "x"}],
-    ]
-    kinds.append(lambda n: np.full(20_000, n))  # whose buffer travels apart
-
-    def made(number):
-        return kinds[number * 7 % 6](number)
-
-    for found, number in zip(synk.map(made, range(300)), range(300), strict=True):
-        expected = made(number)
-        assert type(found) is type(expected)
-        assert np.array_equal(found, expected) if isinstance(found, np.ndarray) else found == expected
-
-
 # ── classes of the program ───────────────────────────────────────────────────────────────────────────
 
 
-def evaluated(individual):
-    individual.fitness = sum(individual.genes)
-    return individual
-
-
 def test_instances_come_back_as_what_they_were(two):
+    def evaluated(individual):
+        individual.fitness = sum(individual.genes)
+        return individual
+
     items = [Individual([float(n)] * 5) for n in range(300)]
     found = synk.map(evaluated, items)
     assert all(type(each) is Individual for each in found)
@@ -238,11 +179,11 @@ def test_a_class_travels_once(two):
     def identity(item):
         return synk.rank(), id(type(item))
 
-    class Local:
+    class Local(Individual):
         pass
 
     for cls in (Individual, Local):
-        items = [Local() if cls is Local else Individual([n]) for n in range(200)]
+        items = [cls(n) for n in range(200)]
         found = {*synk.map(identity, items), *synk.map(identity, items)}
         assert len(found) == len({rank for rank, _ in found})  # one class a worker
 
@@ -455,46 +396,41 @@ def test_a_class_that_is_in_common_may_not_be_changed(two):
         synk.map(counted, range(30), common={"cls": Counting})
 
 
-@pytest.mark.parametrize("each", ["map", "imap"])
-def test_the_timeout_holds_while_a_class_waits_to_be_sent(two, each):
+def late():
+    """Of a class that no worker has."""
+
     class Late:
         pass
 
-    def task(x):
-        if x == "stuck":
-            wait_until(lambda: False, 20)
+    return Late()
 
+
+def stuck_or_dead(x):
+    if x == "stuck":
+        wait_until(lambda: False, 20)
+    if x == "die":
+        wait_until(lambda: False, 0.2)
+        os._exit(3)
+
+
+def test_the_timeout_holds_while_a_class_waits_to_be_sent(two, results):
     with Watch(), pytest.raises(synk.CallTimeout, match="is running item 0"):
-        list(getattr(synk, each)(task, ["stuck", [Late()]], timeout=0.5))
+        results(stuck_or_dead, ["stuck", [late()]], timeout=0.5)
     assert synk.map(same, range(9)) == list(range(9))
 
 
-def test_a_death_while_a_class_waits_to_be_sent():
-    class Late:
-        pass
-
-    def task(x):
-        if x == "die":
-            wait_until(lambda: False, 0.2)
-            os._exit(3)
-
-    for each in ("map", "imap"):
-        died = pytest.raises(synk.WorkerDied, match="at item 0")
-        with synk.Session(2, verbose=False) as session, Watch(), died:
-            list(getattr(session, each)(task, ["die", [Late()]]))
-
-
-def test_the_sessions_timeout_while_a_class_waits_to_be_sent():
-    class Late:
-        pass
-
-    def task(x):
-        if x == "stuck":
-            wait_until(lambda: False, 20)
-
-    late = pytest.raises(synk.CallTimeout, match=r"timeout of 0\.5 s")
-    with synk.Session(2, verbose=False, timeout=0.5) as session, Watch(), late:
-        session.map(task, ["stuck", [Late()]])
+@pytest.mark.parametrize(
+    ("each", "first", "options", "error", "told"),
+    [
+        ("map", "die", {}, synk.WorkerDied, "at item 0"),
+        ("imap", "die", {}, synk.WorkerDied, "at item 0"),
+        ("map", "stuck", {"timeout": 0.5}, synk.CallTimeout, r"timeout of 0\.5 s"),
+    ],
+)
+def test_a_session_may_end_while_a_class_waits_to_be_sent(each, first, options, error, told):
+    ended = pytest.raises(error, match=told)
+    with synk.Session(2, verbose=False, **options) as session, Watch(), ended:
+        list(getattr(session, each)(stuck_or_dead, [first, [late()]]))
 
 
 def test_what_another_function_uses_is_no_matter_of_a_map(two):
@@ -509,8 +445,11 @@ def test_what_another_function_uses_is_no_matter_of_a_map(two):
     assert other(1) == [2, 2]
 
 
-@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
-def test_results_before_what_is_no_exception_come_first(two, kind):
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration])
+@pytest.mark.parametrize("each", ["map", "imap"])
+def test_what_would_end_something_here_is_an_exception_of_the_worker(two, each, kind):
+    """It comes after the results before it."""
+
     def task(n):
         if n == 300:
             raise kind("here")
@@ -518,8 +457,8 @@ def test_results_before_what_is_no_exception_come_first(two, kind):
 
     found = []
     with pytest.raises(synk.WorkerError, match=f"at item 300 .*{kind.__name__}"):
-        found.extend(synk.imap(task, range(1000)))
-    assert found == list(range(300))
+        found.extend(getattr(synk, each)(task, range(1000)))
+    assert found == list(range(300 * (each == "imap")))
 
 
 # ── what the program sees ────────────────────────────────────────────────────────────────────────────
@@ -588,8 +527,10 @@ class Box:
 @pytest.mark.parametrize("part", [lambda t, i: t[i], lambda t, i: t, lambda t, i: t[:, i]])
 def test_results_may_be_written_to_whatever_they_are_a_part_of(two, part):
     table = np.arange(20.0).reshape(4, 5)
-    ways = [lambda i: part(table, i)], [lambda i, table: part(table, i)]
-    for (task,), common in zip(ways, ({}, {"table": table}), strict=True):
+    for task, common in (
+        (lambda i: part(table, i), {}),
+        (lambda i, table: part(table, i), {"table": table}),
+    ):
         found = two.map(task, range(3), common=common)
         for i, each in enumerate(found):
             assert np.array_equal(each, part(table, i))

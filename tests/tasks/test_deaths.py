@@ -35,12 +35,6 @@ def die(way):
     os.kill(os.getpid(), getattr(signal, way))
 
 
-@pytest.fixture(params=["map", "imap"])
-def results(request):
-    """A list of the results, by either."""
-    return synk.map if request.param == "map" else lambda *args, **kw: list(synk.imap(*args, **kw))
-
-
 def first(folder, item):
     """Whether this is asked for an item for the first time."""
     try:
@@ -116,7 +110,7 @@ def test_every_result_comes_once(two, data):
     fatal = data.draw(st.dictionaries(st.integers(0, count - 1), st.sampled_from(WAYS), max_size=3))
     failing = data.draw(st.sets(st.integers(0, count - 1), max_size=3)) - fatal.keys()
     options = {
-        "chunksize": data.draw(st.sampled_from([None, 1, 5])),
+        "chunksize": data.draw(st.sampled_from([None, 1, 5, 1000])),
         "retries": data.draw(st.integers(0, 1)),
         "max_tasks": data.draw(st.sampled_from([None, None, 7])),
     }
@@ -346,10 +340,18 @@ def test_a_result_for_which_there_is_no_memory_is_that_items_failure(own, result
         results(full_of, [1, 200, 2], retries=1)
 
 
-@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "3", [1], True])
-def test_other_times_are_refused(two, seconds):
-    with pytest.raises((InvalidType, InvalidValue), match="item_timeout"):
-        synk.map(abs, [1], item_timeout=seconds)
+REFUSED = {
+    "item_timeout": [0, -1, float("nan"), float("inf"), "3", [1], True],
+    "max_tasks": [0, -1, 1.5, "3", True],
+    "chunksize": [0, -1, 1.5, "many"],
+}
+
+
+@pytest.mark.parametrize("option", REFUSED)
+def test_other_values_are_refused(two, option):
+    for value in REFUSED[option]:
+        with pytest.raises((InvalidType, InvalidValue), match=option):
+            synk.map(abs, [1], **{option: value})
 
 
 # ── max_tasks ────────────────────────────────────────────────────────────────────────────────────────
@@ -381,12 +383,6 @@ def test_a_worker_that_leaves_writes_what_it_has_printed(own, capfd):
         return all(f"task {x}" in "".join(said) for x in range(6))
 
     assert wait_until(all_came)
-
-
-@pytest.mark.parametrize("most", [0, -1, 1.5, "3", True])
-def test_other_numbers_are_refused(two, most):
-    with pytest.raises((InvalidType, InvalidValue), match="max_tasks"):
-        synk.map(abs, [1], max_tasks=most)
 
 
 # ── what the new worker has ──────────────────────────────────────────────────────────────────────────

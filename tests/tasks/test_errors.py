@@ -20,12 +20,6 @@ def double(x):
     return x * 2
 
 
-@pytest.fixture(params=["map", "imap"])
-def results(request):
-    """A list of the results, by either."""
-    return synk.map if request.param == "map" else lambda *args, **kw: list(synk.imap(*args, **kw))
-
-
 class Broken(Exception):
     """It cannot be made again of its args alone."""
 

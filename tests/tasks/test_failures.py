@@ -23,6 +23,7 @@ from support.inside import controller, in_phase, main_thread_in, whereabouts
 from support.leftovers import nothing_left
 from support.limits import descriptors
 from support.sessions import running
+from support.together import good, together
 from support.waiting import SOON, Watch, wait_until
 from synkro import (
     CallTimeout,
@@ -44,12 +45,6 @@ pytestmark = pytest.mark.long
 
 def double(x):
     return x * 2
-
-
-@pytest.fixture(params=["map", "imap"])
-def results(request):
-    """A list of the results, by either."""
-    return synk.map if request.param == "map" else lambda *args, **kw: list(synk.imap(*args, **kw))
 
 
 def fine():
@@ -86,19 +81,6 @@ def test_of_several_failures_the_first_item_is_told(own, results):
     assert fine()
 
 
-def test_imap_gives_the_results_before_the_failure(own):
-    def fail(x):
-        return 1 // (x - 50) and x
-
-    results = synk.imap(fail, range(100))
-    assert list(itertools.islice(results, 50)) == list(range(50))
-    with pytest.raises(ZeroDivisionError, match="at item 50"):
-        next(results)
-    with pytest.raises(StopIteration):
-        next(results)
-    assert fine()
-
-
 def test_what_runs_ends_and_no_other_task_begins(own, tmp_path):
     def task(x):
         if x == 0:
@@ -112,45 +94,19 @@ def test_what_runs_ends_and_no_other_task_begins(own, tmp_path):
     assert fine()
 
 
-@pytest.mark.parametrize("error", [StopIteration, KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_what_would_end_something_here_is_an_exception_of_the_worker(own, results, error):
-    def fail(x):
-        raise error(x)
-
-    with pytest.raises(WorkerError, match=error.__name__):
-        results(fail, [1, 2])
-    assert fine()
-
-
-def test_an_exception_of_the_iterable_comes_when_its_items_are_done(own, results):
+def test_an_exception_of_the_iterable_comes_when_its_items_are_done(own):
     def items():
         yield from range(10)
         raise LookupError("no more")
 
-    with pytest.raises(LookupError, match="no more"):
-        results(double, items())
     got = []
-    with pytest.raises(LookupError):
+    with pytest.raises(LookupError, match="no more"):
         got.extend(synk.imap(double, items()))
     assert got == [2 * i for i in range(10)]
     assert fine()
 
 
 # ── deaths ───────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("number", [0, 1, 30])
-def test_a_worker_that_dies_is_told(own, results, number):
-    def die(x):
-        if x == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return x
-
-    with Watch(), pytest.raises(WorkerDied, match="SIGKILL"):
-        results(die, range(100))
-    with pytest.raises(SessionBroken):
-        synk.map(double, [1])
-    own.close()
 
 
 def test_a_worker_that_dies_while_it_waits_for_items_is_told(own):
@@ -278,9 +234,30 @@ def test_an_imap_that_was_interrupted_does_not_go_on(own):
     assert fine()
 
 
+@pytest.fixture
+def interrupted():
+    """Says whether a call was interrupted, after a delay; what it returns is true otherwise."""
+
+    def whether(call, delay):
+        try:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, delay)
+                assert call()
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except KeyboardInterrupt:
+            return True
+        return False
+
+    old = signal.signal(signal.SIGALRM, lambda *args: signal.raise_signal(signal.SIGINT))
+    yield whether
+    signal.signal(signal.SIGALRM, old)
+
+
+# Python drops an interrupt that comes in a finalizer, and says so
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("seed", range(3))
-def test_interrupts_at_any_moment(own, seed):
+def test_interrupts_at_any_moment(own, interrupted, seed):
     """Maps of all kinds, interrupted at random moments: every result that comes is right."""
     rng = np.random.default_rng(seed)
     large = [np.full(50_000, i) for i in range(30)]
@@ -291,53 +268,27 @@ def test_interrupts_at_any_moment(own, seed):
         lambda: all((r == 2 * i).all() for i, r in enumerate(synk.map(double, large))),
         lambda: next(synk.imap(double, itertools.count())) == 0,
     ]
-    old = signal.signal(signal.SIGALRM, lambda *args: signal.raise_signal(signal.SIGINT))
-    try:
-        came = [interrupted(kinds[n % len(kinds)], rng.uniform(1e-4, 0.03)) for n in range(100)]
-    finally:
-        signal.signal(signal.SIGALRM, old)
+    came = [interrupted(kinds[n % 5], rng.uniform(1e-4, 0.03)) for n in range(100)]
     assert any(came)
     assert fine()
 
 
-def interrupted(call, delay):
-    """Whether *call* was interrupted, after a *delay*; what it returns is true otherwise."""
-    try:
-        try:
-            signal.setitimer(signal.ITIMER_REAL, delay)
-            assert call()
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-    except KeyboardInterrupt:
-        return True
-    return False
-
-
-# Python drops an interrupt that comes in a finalizer, and says so
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_after_an_interrupt_no_old_item_is_seen(own):
+def test_after_an_interrupt_no_old_item_is_seen(own, interrupted):
     """Items that lay in slots and were not published are those of nobody."""
     first = [np.full(100_000, float(i)) for i in range(40)]
-    old = signal.signal(signal.SIGALRM, lambda *args: signal.raise_signal(signal.SIGINT))
     rng = np.random.default_rng(0)
-    try:
-        for _ in range(60):
-            interrupted(lambda: synk.map(np.sum, first), rng.uniform(1e-3, 0.03))
-            assert synk.map(double, list(range(100))) == [2 * i for i in range(100)]
-    finally:
-        signal.signal(signal.SIGALRM, old)
+    for _ in range(60):
+        interrupted(lambda: synk.map(np.sum, first), rng.uniform(1e-3, 0.03))
+        assert synk.map(double, list(range(100))) == [2 * i for i in range(100)]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_the_first_map_of_a_session_may_be_interrupted():
+def test_the_first_map_of_a_session_may_be_interrupted(interrupted):
     for delay in np.linspace(1e-4, 5e-3, 8):
         with running(2):
             gc.collect()  # a __del__ of the standard library's would lose the interrupt
-            old = signal.signal(signal.SIGALRM, lambda *args: signal.raise_signal(signal.SIGINT))
-            try:
-                interrupted(lambda: synk.map(double, range(2000)) == [2 * i for i in range(2000)], delay)
-            finally:
-                signal.signal(signal.SIGALRM, old)
+            interrupted(lambda: synk.map(double, range(2000)) == [2 * i for i in range(2000)], delay)
             assert fine()
 
 
@@ -362,17 +313,11 @@ def test_ctrl_c_in_items_that_come_from_calls_ends_the_map(own):
 
 
 def test_maps_of_several_threads_do_not_mix(own):
-    found = {}
-
     def run(name):
-        found[name] = list(synk.imap(lambda x: x, ((name, i) for i in range(1500))))
+        return list(synk.imap(lambda x: x, ((name, i) for i in range(1500))))
 
-    threads = [threading.Thread(target=run, args=(name,)) for name in "abc"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {name: [(name, i) for i in range(1500)] for name in "abc"}
+    found = together(*(functools.partial(run, name) for name in "abc"))
+    assert found == [[(name, i) for i in range(1500)] for name in "abc"]
     assert fine()
 
 
@@ -461,19 +406,13 @@ def test_nothing_is_left_of_a_session_with_maps(end):
 
 
 def test_the_memory_of_maps_is_used_again(own):
-    def used():
-        with open("/proc/meminfo") as info:
-            return next(int(line.split()[1]) for line in info if line.startswith("Shmem:"))
-
     large = np.zeros(1 << 20)
-    for _ in synk.imap(double, itertools.repeat(large, 20)):
-        pass
-    before = used()
-    for _ in synk.imap(double, itertools.repeat(large, 100)):
-        pass
-    assert (
-        used() - before < 200_000
-    )  # of 1.6 GB that went there and back; other programs share some, too
+    for times in (20, 100):
+        before = shared_memory()
+        for _ in synk.imap(double, itertools.repeat(large, times)):
+            pass
+    # of 1.6 GB that went there and back; other programs share some, too
+    assert shared_memory() - before < 200 << 20
 
 
 def test_a_forked_child_has_no_map(own):
@@ -541,11 +480,6 @@ def test_prints_of_tasks_without_an_end_of_line_stay_apart(own, capsys):
     assert all(line.startswith("[rank ") for line in (out + err).splitlines())
 
 
-def test_prints_of_tasks_have_their_rank(own, capsys):
-    synk.map(print, ["hello"])
-    assert wait_until(lambda: "hello" in capsys.readouterr().out, SOON)
-
-
 def test_the_signals_of_other_programs_do_not_harm(own):
     """What interrupts a system call (a timer of the program's, say) ends no task."""
     old = signal.signal(signal.SIGALRM, lambda *args: None)
@@ -593,15 +527,10 @@ def test_the_function_of_the_last_map_may_be_an_argument(own):
     assert list(synk.imap(lambda x, k: k(x), [1, 2], common={"k": double})) == [2, 4]
 
 
-def test_the_options_of_a_function_are_those_of_its_map(own):
-    def slow(x):
-        time.sleep(x)
-
-    f = synk.function(slow, outputs=[]).options(timeout=0.2)
+def test_the_options_of_a_function_are_those_of_its_map(own, results):
+    f = synk.function(sleep, outputs=[]).options(timeout=0.2)
     with Watch(), pytest.raises(synk.CallTimeout):
-        synk.map(f, [20])
-    with Watch(), pytest.raises(synk.CallTimeout):
-        list(synk.imap(f, [20]))
+        results(f, [20])
     assert synk.map(synk.function(double).options(timeout=3), [1]) == [2]
 
 
@@ -674,7 +603,6 @@ def test_closing_ends_a_map_that_waits_for_its_items(own):
     assert len(errors) == 1
 
 
-@pytest.mark.parametrize("results", [synk.map, lambda *args: list(synk.imap(*args))])
 def test_the_items_may_close_the_session(own, results):
     def items():
         yield 1
@@ -699,13 +627,9 @@ def test_the_items_may_close_the_results(own):
 
 
 def test_several_threads_may_read_the_results(own):
-    results, got = synk.imap(double, range(5000)), []
-    threads = [threading.Thread(target=lambda: got.extend(results)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(got) == list(range(0, 10_000, 2))
+    results = synk.imap(double, range(5000))
+    found = good(together(*[lambda: list(results)] * 3))
+    assert sorted(itertools.chain(*found)) == list(range(0, 10_000, 2))
 
 
 class Slow:
@@ -764,19 +688,13 @@ def test_functions_that_return_no_result_are_refused(own):
         async def __call__(self, x):
             return x
 
-    def mapped(fn):
-        return synk.map(fn, [1])
-
-    def lazily(fn):
-        return synk.imap(fn, [1])
-
-    for verb in (mapped, lazily, synk.function):
-        for fn, name in ((later, "later"), (functools.partial(later), "later"), (Later(), "Later")):
-            with pytest.raises(InvalidType, match=rf"\(\) takes a function .*'{name}' is async"):
-                verb(fn)
-        for fn in (several, both):
-            with pytest.raises(InvalidType, match=f"'{fn.__name__}' is a generator function"):
-                verb(fn)
+    named = (later, "later"), (functools.partial(later), "later"), (Later(), "Later")
+    refused = [(fn, rf"\(\) takes a function .*'{name}' is async") for fn, name in named]
+    refused += [(fn, f"'{fn.__name__}' is a generator function") for fn in (several, both)]
+    for fn, why in refused:
+        for call in (lambda: synk.map(fn, [1]), lambda: synk.imap(fn, [1]), lambda: synk.function(fn)):
+            with pytest.raises(InvalidType, match=why):
+                call()
 
 
 def test_results_that_are_nested_too_deeply_are_named(own):
@@ -798,9 +716,8 @@ def test_a_task_that_closes_its_output(own):
 def test_close_gives_the_memory_of_large_results_back():
     before = shared_memory()
     with running(2) as session:
-        assert [len(each) for each in session.map(lambda x: np.zeros(x, np.uint8), [1 << 26] * 2)] == [
-            1 << 26
-        ] * 2
+        found = session.map(lambda x: np.zeros(x, np.uint8), [1 << 26] * 2)
+        assert [len(each) for each in found] == [1 << 26] * 2
     assert wait_until(lambda: shared_memory() < before + (1 << 25))
 
 

@@ -32,12 +32,6 @@ pytestmark = pytest.mark.quick
 two_forked = two_mapping
 
 
-@pytest.fixture(params=["map", "imap"])
-def results(request):
-    """A list of the results, by either."""
-    return synk.map if request.param == "map" else lambda *args, **kw: list(synk.imap(*args, **kw))
-
-
 def tries(folder, item):
     """How often this was called for an item, this time included."""
     with open(f"{folder}/{item}", "ab") as file:
