@@ -138,11 +138,6 @@ def test_the_reference_has_every_operation():
         assert f'`"{mode}"`' in REFERENCE, mode
 
 
-@pytest.mark.parametrize("name", synkro.__all__)
-def test_every_public_name_says_what_it_is(name):
-    assert inspect.getdoc(getattr(synkro, name))
-
-
 def test_commands_are_one_line_each_and_run_by_ci():
     ci = (ROOT / ".ci" / "run").read_text()
     assert len(COMMANDS) == 2

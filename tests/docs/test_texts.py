@@ -33,35 +33,33 @@ class NeedsFile:
         raise error
 
 
-@pytest.fixture
-def lacking():
-    """Makes calls whose pickles need a descriptor."""
-    return {
-        "a function": lambda obj: synk.function(lambda: obj, outputs=None)(),
-        "an argument": lambda obj: synk.function(lambda y: 1, bcast_inputs="y", outputs=None)(obj),
-        "a part of one": lambda obj: synk.function(lambda y: 1, bcast_inputs="y", outputs=None)([obj]),
-        "a row": lambda obj: synk.function(lambda y: 1, outputs=None)([obj, obj]),
-        "an item": lambda obj: synk.map(lambda item: 1, [obj]),
-        "what tasks share": lambda obj: synk.map(lambda item, y: 1, [1], common={"y": obj}),
-    }
+def one_argument(fn):
+    return synk.function(fn, bcast_inputs="y", outputs=None)
 
 
-WAYS = ["a function", "an argument", "a part of one", "a row", "an item", "what tasks share"]
+WAYS = {  # of calls that have to pickle something
+    "a function": lambda obj: synk.function(lambda: obj, outputs=None)(),
+    "an argument": lambda obj: one_argument(lambda y: 1)(obj),
+    "a part of one": lambda obj: one_argument(lambda y: 1)([obj]),
+    "a row": lambda obj: synk.function(lambda y: 1, outputs=None)([obj, obj]),
+    "an item": lambda obj: synk.map(lambda item: 1, [obj]),
+    "what tasks share": lambda obj: synk.map(lambda item, y: 1, [1], common={"y": obj}),
+}
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
 @pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize("way", WAYS)
-def test_no_descriptor_for_a_pickle_is_not_the_objects_fault(two, lacking, way, wrapped, number):
+def test_no_descriptor_for_a_pickle_is_not_the_objects_fault(two, way, wrapped, number):
     with pytest.raises(
         synk.SharedMemoryError, match=r"cannot be (pickled|sent).*raise the limit \(ulimit -n\)"
     ):
-        lacking[way](NeedsFile(number, wrapped))
+        WAYS[way](NeedsFile(number, wrapped))
 
 
-def test_another_error_is_the_objects_fault(two, lacking):
+def test_another_error_is_the_objects_fault(two):
     with pytest.raises(synk.InvalidType, match="cannot be pickled: PermissionError"):
-        lacking["an argument"](NeedsFile(errno.EACCES))
+        WAYS["an argument"](NeedsFile(errno.EACCES))
 
 
 @pytest.mark.parametrize("way", ["a result", "a result of a task"])
@@ -84,18 +82,6 @@ def nested(depth=3000, kind="list", inmost=1.0):
     return deep
 
 
-def returned(depth, kind):
-    """A function that returns that; it holds no such thing, which could not be sent."""
-
-    def fn(*_):
-        deep = 1.0
-        for _ in range(depth):
-            deep = {"a": deep} if kind == "dict" else [deep]
-        return deep
-
-    return fn
-
-
 def the_first(one, other):
     return one
 
@@ -104,22 +90,12 @@ DEPTHS = [200, 300, 500, 900, 3000]
 KINDS = ["list", "dict"]
 
 
-def submitted(deep):
-    return synk.function(lambda y: 1, bcast_inputs="y", outputs=None).submit(deep).result()
-
-
-def alone(deep):
-    return synk.function(lambda y: synk.all_reduce(1), bcast_inputs="y", outputs=None).as_serial(deep)
-
-
-@pytest.fixture
-def deep_ways(lacking):
-    return {
-        **lacking,
-        "what is submitted": submitted,
-        "what runs alone": alone,
-        "outputs=": lambda deep: synk.function(lambda x: x, outputs=deep),
-    }
+DEEP_WAYS = {
+    **WAYS,
+    "what is submitted": lambda deep: one_argument(lambda y: 1).submit(deep).result(),
+    "what runs alone": lambda deep: one_argument(lambda y: synk.all_reduce(1)).as_serial(deep),
+    "outputs=": lambda deep: synk.function(lambda x: x, outputs=deep),
+}
 
 
 def freed(deep):
@@ -153,12 +129,12 @@ def usual_limit():
 
 @pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("way", [*WAYS, "what is submitted", "what runs alone", "outputs="])
-def test_what_is_nested_too_deeply_is_told_alike(two, usual_limit, deep_ways, way, kind, depth):
+@pytest.mark.parametrize("way", DEEP_WAYS)
+def test_what_is_nested_too_deeply_is_told_alike(two, usual_limit, way, kind, depth):
     deep = nested(depth, kind, inmost="sum" if way == "outputs=" else np.ones(2))
     apart = way in ("an argument", "a part of one", "what is submitted", "what runs alone", "outputs=")
     with told_or_done(synk.InvalidValue, surely=apart):
-        deep_ways[way](deep)
+        DEEP_WAYS[way](deep)
     freed(deep)
     assert synk.function(lambda x: x.sum(), outputs="sum")(X) == 15
 
@@ -167,7 +143,9 @@ def test_what_is_nested_too_deeply_is_told_alike(two, usual_limit, deep_ways, wa
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("outputs", [None, "sum", "mean", "gather", "keep", the_first, "a result"])
 def test_what_is_returned_and_nested_too_deeply_is_told_alike(two, usual_limit, outputs, kind, depth):
-    fn = returned(depth, kind)
+    def fn(*_):
+        return nested(depth, kind)
+
     with told_or_done(synk.OutputError, surely=outputs in ("sum", "mean", "keep")):
         if outputs == "a result":
             synk.map(fn, [1])
@@ -278,10 +256,6 @@ def test_how_many_digits_ints_may_have_goes_along(two):
 # ── long values in sentences ─────────────────────────────────────────────────────────────────────────
 
 
-def tuples(n):
-    return tuple(range(n))
-
-
 cyclic = [1]
 cyclic.append(cyclic)
 SHORT = [None, 3, "a  b", b"\0", [], (), set(), {}, [1], (1,), {1}, {1: "x"}, [[1], ({2: ()},)], {3, 4}]
@@ -292,7 +266,14 @@ def test_a_short_value_is_shown_as_it_is(value):
     assert line_of(value, 60) == " ".join(repr(value).split())
 
 
-LONG = ["'" * 500, b"x" * 500, list(range(500)), tuples(500), {k: k for k in range(500)}, [["y" * 500]]]
+LONG = [
+    "'" * 500,
+    b"x" * 500,
+    list(range(500)),
+    tuple(range(500)),
+    {k: k for k in range(500)},
+    [["y" * 500]],
+]
 
 
 @pytest.mark.parametrize("value", LONG, ids=lambda value: type(value).__name__)
@@ -305,20 +286,17 @@ def test_what_holds_itself_or_is_deep_is_shown_as_it_begins():
     assert line_of(nested(), 20) == "[" * 20 + "…"
 
 
-@pytest.mark.parametrize(
-    ("noun", "told"),
-    [
-        *[
-            (noun, f"a {noun}")
-            for noun in ("list", "str", "uint8", "UserDict", "ufunc", "OneHotEncoder")
-        ],
-        *[(noun, f"an {noun}") for noun in ("int", "async_generator", "OrderedDict")],
-        *[(noun, f"an {noun}") for noun in ("_Unset", "object", "Update", "Exception")],
-    ],
-)
-def test_articles(noun, told):
-    assert with_article(noun) == told
-    assert shortened(type(noun, (), {"__repr__": lambda _: "it"})()) == f"it, {told}"
+ARTICLES = {
+    "a": ["list", "str", "uint8", "UserDict", "ufunc", "OneHotEncoder"],
+    "an": ["int", "async_generator", "OrderedDict", "_Unset", "object", "Update", "Exception"],
+}
+
+
+@pytest.mark.parametrize("article", ARTICLES)
+def test_articles(article):
+    for noun in ARTICLES[article]:
+        assert with_article(noun) == f"{article} {noun}"
+        assert shortened(type(noun, (), {"__repr__": lambda _: "it"})()) == f"it, {article} {noun}"
 
 
 class Loud:
@@ -462,7 +440,7 @@ def test_what_has_to_be_awaited_is_told_so(two, made, advice):
         lambda: synk.map(abs, [value]),
         lambda: synk.map(lambda x, y: 1, [1], common={"y": value}),
         lambda: synk.function(lambda x: 1)(value),
-        lambda: synk.function(lambda y: 1, bcast_inputs="y")(value),
+        lambda: one_argument(lambda y: 1)(value),
     ):
         with pytest.raises(synk.InvalidType, match=advice):
             call()
@@ -494,11 +472,3 @@ def test_what_ends_a_test_ends_it_in_a_task_too(two, end):
         assert caught.value.msg == "the reason"
         assert "in task" in str(caught.value.__cause__)
         assert synk.map(abs, [-1]) == [1]
-
-
-def test_an_end_of_python_stays_an_error(two):
-    def leave(_):
-        raise SystemExit(3)
-
-    with pytest.raises(synk.WorkerError, match="SystemExit: 3"):
-        synk.map(leave, [1])

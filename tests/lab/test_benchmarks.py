@@ -134,53 +134,53 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def asked(tmp_path, run_python):
-    """Ask the question above in place of ``kmeans``, with options of the command line."""
-    (tmp_path / "ask.py").write_text(
-        "import sys; sys.path.insert(0, '.')\n"
-        "from benchmarks import run\n"
-        "popen = run.subprocess.Popen\n"
-        f"file = {str(tmp_path / 'question.py')!r}\n"
-        "def instead(command, **options):\n"
-        "    return popen([command[0], file, *command[3:]], **options)\n"
-        "run.subprocess.Popen = instead\n"
-        "sys.exit(run.main(sys.argv[1:]))\n"
-    )
-    (tmp_path / "question.py").write_text(FIGURES)
-    return lambda *options: run_python(
-        str(tmp_path / "ask.py"), "kmeans", *options, check=False, env={"PYTHONPATH": str(ROOT)}
-    )
+    """Ask the question above in place of ``kmeans``: what the program ends with, and its record."""
+
+    def ask(*options, figures=FIGURES):
+        question, out = tmp_path / "question.py", tmp_path / "records.json"
+        question.write_text(figures)
+        code = (
+            "import sys; sys.path.insert(0, '.')\n"
+            "from benchmarks import run\n"
+            "popen = run.subprocess.Popen\n"
+            "def instead(command, **options):\n"
+            f"    return popen([command[0], {str(question)!r}, *command[3:]], **options)\n"
+            "run.subprocess.Popen = instead\n"
+            "sys.exit(run.main(sys.argv[1:]))\n"
+        )
+        options = ("-c", code, "kmeans", "--out", str(out), *options)
+        done = run_python(*options, check=False)
+        return done, json.loads(out.read_text()).get("kmeans")
+
+    return ask
 
 
-def test_figures_are_shown_and_not_judged(asked, tmp_path):
-    done = asked("--out", str(tmp_path / "records.json"))
+def test_figures_are_shown_and_not_judged(asked):
+    done, record = asked()
     assert done.returncode == 0
     assert "a call: 26 us\n" in done.stdout
     assert not any(word in done.stdout + done.stderr for word in ("target", "met", "missed"))
-    record = json.loads((tmp_path / "records.json").read_text())["kmeans"]
     assert [set(figure) for figure in record["figures"]] == [{"name", "unit", "value"}] * 3
 
 
 @pytest.mark.parametrize("quiet", [[], ["--quiet"]])
-def test_they_are_judged_when_asked(asked, tmp_path, quiet):
-    done = asked("--judge", "--out", str(tmp_path / "records.json"), *quiet)
+def test_they_are_judged_when_asked(asked, quiet):
+    done, record = asked("--judge", *quiet)
     assert done.returncode == 1
     assert ("a call: 26 us   target ≤ 25 us: missed\n" in done.stdout) == (not quiet)
     assert ("speed-up: 2 ×   target ≥ 1.9 ×: met\n" in done.stdout) == (not quiet)
     assert "targets: 1 of 2 met\n" in done.stdout
     assert done.stderr.endswith("missed: kmeans: a call is 26 us, target ≤ 25 us\n")
-    record = json.loads((tmp_path / "records.json").read_text())["kmeans"]
     assert [figure.get("met") for figure in record["figures"]] == [False, True, None]
 
 
-def test_all_targets_met_is_a_success(asked, tmp_path):
-    (tmp_path / "question.py").write_text(FIGURES.replace("26e-6", "24e-6"))
-    done = asked("--judge", "--quick")
+def test_all_targets_met_is_a_success(asked):
+    done, _ = asked("--judge", "--quick", figures=FIGURES.replace("26e-6", "24e-6"))
     assert (done.returncode, "targets: 2 of 2 met\n" in done.stdout) == (0, True)
 
 
-def test_a_question_that_breaks_is_no_missed_target(asked, tmp_path):
-    (tmp_path / "question.py").write_text(FIGURES.replace("2.0, ", "1 / 0, "))
-    done = asked("--judge", "--quick")
+def test_a_question_that_breaks_is_no_missed_target(asked):
+    done, _ = asked("--judge", "--quick", figures=FIGURES.replace("2.0, ", "1 / 0, "))
     assert (done.returncode, "failed: kmeans (exit status 1)" in done.stderr) == (1, True)
     assert "missed:" not in done.stderr
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from . import forked
+from .leftovers import descendants
 from .waiting import gone, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,6 +92,21 @@ def run_python(tmp_path, request):
         return done
 
     return run
+
+
+def all_end(command, line, number, least=1):
+    """Whether a program's processes, at *least* so many, end by a signal when it has said a *line*."""
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    with process:
+        while line not in process.stdout.readline():
+            assert process.poll() is None
+        started = descendants(process.pid)
+        assert len(started) >= least
+        process.send_signal(number)
+        process.stdout.read()
+    return wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in started), 10)
 
 
 def run_forked(command, folder, environment, timeout):

@@ -18,7 +18,7 @@ import synkro as synk
 from support.examples import examples, given, st
 from support.sessions import running, two_mapping
 from support.waiting import Watch, wait_until
-from synkro import CallTimeout, InvalidType, InvalidValue, UsageError, WorkerDied, WorkerError
+from synkro import CallTimeout, InvalidType, InvalidValue, WorkerDied, WorkerError
 
 pytestmark = [pytest.mark.counted_once, pytest.mark.timeout(120)]
 
@@ -165,17 +165,6 @@ def test_workers_may_be_killed_at_any_moment(two):
         over.set()
         killer.join()
     assert found == [[x] * (x % 50) for x in range(1500)]
-
-
-def test_nothing_is_tried_again_after_a_wrong_use(two, results, tmp_path):
-    def task(x, folder):
-        if x == 3:
-            assert first(folder, x)
-            synk.barrier()
-        return x
-
-    with pytest.raises(UsageError, match="a task used a collective"):
-        results(task, range(5), common={"folder": str(tmp_path)}, retries=3, item_timeout=60)
 
 
 def test_a_checkpoint_keeps_what_the_others_have_done(two, tmp_path):
@@ -663,15 +652,6 @@ def test_profiles_of_workers_that_take_places(tmp_path, monkeypatch, capfd):
         found = synk.map(fragile, range(5), errors="return")
         assert isinstance(found[3], WorkerDied)
     assert len([*tmp_path.glob("synkro-*.prof")]) == 1
-
-
-def test_a_map_in_a_thread_of_the_program(two):
-    found = []
-    thread = threading.Thread(target=lambda: found.extend(synk.map(fragile, range(8), errors="return")))
-    thread.start()
-    thread.join()
-    assert isinstance(found.pop(3), WorkerDied)
-    assert found == [0, 1, 2, 4, 5, 6, 7]
 
 
 def test_an_exception_and_a_death_of_one_item(two, tmp_path):

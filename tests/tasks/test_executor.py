@@ -1,16 +1,15 @@
 """``synk.Executor``: a future for each task."""
 
 import asyncio
-import collections
 import concurrent.futures.process
 import dataclasses
 import functools
 import gc
 import importlib
-import io
 import itertools
 import multiprocessing
 import os
+import pickle
 import threading
 import time
 import weakref
@@ -21,6 +20,7 @@ import pytest
 
 import synkro as synk
 from support.examples import examples, given, st
+from support.together import good, together
 from support.waiting import Watch, wait_until
 from synkro import InvalidType, InvalidValue, SessionClosed
 from synkro.values.arrays import same_bits as same
@@ -125,10 +125,9 @@ def test_names_and_annotations_are_those_of_now(executor):
         assert executor.submit(work).result() == ("work", None, {"x": int})
     work.__name__, work.__doc__ = "another", "what it does"
     assert executor.submit(work).result() == ("another", "what it does", {"x": int})
-    work.__annotations__["return"] = tuple
-    assert executor.submit(work).result()[2] == {"x": int, "return": tuple}
-    work.__annotations__["x"] = float
-    assert executor.submit(work).result()[2] == {"x": float, "return": tuple}
+    for name, annotation in (("return", tuple), ("x", float)):
+        work.__annotations__[name] = annotation
+        assert executor.submit(work).result()[2] == work.__annotations__
 
 
 def test_globals_in_the_body_of_a_class(executor):
@@ -185,9 +184,7 @@ LEFT = []
 def test_map(executor):
     assert list(executor.map(square, range(100))) == [n * n for n in range(100)]
     assert list(executor.map(pow, [2, 3], [5, 2, 9])) == [32, 9]
-    assert list(executor.map(square, [])) == []
-    for size in (1, 7, 1000):
-        assert list(executor.map(square, range(50), chunksize=size)) == [n * n for n in range(50)]
+    assert list(executor.map(square, range(50), chunksize=1000)) == [n * n for n in range(50)]
     assert executor.starmap(pow, [(2, 5), (3, 2)]) == [32, 9]
     assert executor.starmap(square, zip(range(100)), chunksize=9) == [n * n for n in range(100)]
 
@@ -283,26 +280,19 @@ def test_views_of_other_dtypes_of_the_same_memory(executor):
 def test_threads_that_submit_one_new_array(executor):
     """Each of them pickles it: one copy is made, and stays."""
     for number in range(30):
-        array = np.full(1 << 18, number)
-        found, start = [], threading.Barrier(4)
+        array, start = np.full(1 << 18, number), threading.Barrier(4)
 
-        def work(array=array, found=found, start=start):
+        def work(array=array, start=start):
             start.wait()
-            found.extend(executor.map(lambda _, array=array: array.sum(), range(2)))
+            return list(executor.map(lambda _, array=array: array.sum(), range(2)))
 
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert found == [number << 18] * 8
-
-
-class Length(np.ndarray):
-    """An array with an attribute."""
+        assert together(*[work] * 4) == [[number << 18] * 2] * 4
 
 
 def test_attributes_and_read_only_arrays(executor):
+    class Length(np.ndarray):
+        """An array with an attribute."""
+
     length = np.ones(3).view(Length)
     length.unit = "m"
     assert executor.submit(lambda x: x.unit, length).result() == "m"
@@ -324,14 +314,11 @@ def test_what_is_remembered_of_arrays_goes_with_them(executor):
 def test_memory_mapped_files_are_mapped_and_not_written_to(executor, tmp_path):
     written = np.memmap(tmp_path / "x", float, "w+", shape=(50, 4))
     written[:] = np.arange(200.0).reshape(50, 4)
-    for array in (
-        written,
-        written[3:7],
-        np.memmap(tmp_path / "x", float, "r", shape=(50, 4), order="F"),
-    ):
-        got = executor.submit(lambda x: (np.array(x), type(x).__name__), array).result()
-        assert same(got[0], np.array(array))
-        assert got[1] == "memmap"
+    turned = np.memmap(tmp_path / "x", float, "r", shape=(50, 4), order="F")
+    for array in (written, written[3:7], turned):
+        got, kind = executor.submit(lambda x: (np.array(x), type(x).__name__), array).result()
+        assert same(got, np.array(array))
+        assert kind == "memmap"
     assert executor.submit(lambda x: x.__setitem__(0, -1.0), written).result() is None
     assert written[0, 0] == 0
     private = np.memmap(tmp_path / "x", float, "c", shape=(50, 4))
@@ -566,33 +553,29 @@ def test_what_does_not_unpickle_fails_alone(executor):
     assert executor.submit(square, 2).result() == 4
 
 
-def test_arguments_of_the_executor_itself(executor):
-    with pytest.raises(InvalidType, match=r"submit\(\) takes a function, and its arguments; got 3"):
-        executor.submit(3)
-    with pytest.raises(InvalidType, match=r"map\(\) takes a function"):
-        executor.map([1], 2)
-    with pytest.raises(InvalidType, match=r"starmap\(\) takes a function"):
-        executor.starmap([1], [])
-    with pytest.raises(InvalidValue, match="chunksize"):
-        executor.map(square, [1], chunksize=0)
-    with pytest.raises(InvalidType, match="buffersize"):
-        executor.map(square, [1], buffersize="all")
+async def later():
+    return 1
 
-    async def later():
-        return 1
 
-    with pytest.raises(InvalidType, match=r"is async: submit a plain function"):
-        executor.submit(later)
-    with pytest.raises(InvalidValue, match="max_workers must be greater than 0; got 0"):
-        synk.Executor(0)
-    with pytest.raises(InvalidType, match="max_workers must be an int of 1 or more; got 'two'"):
-        synk.Executor("two")
-    with pytest.raises(InvalidType, match="initializer= takes a function; got 3"):
-        synk.Executor(1, 3)
-    with pytest.raises(InvalidValue, match="retries"):
-        synk.Executor(1, retries=-1)
-    with pytest.raises(InvalidType, match="cannot be copied"):
-        __import__("pickle").loads(__import__("pickle").dumps(executor))
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda it: it.submit(3), InvalidType, r"submit\(\) takes a function, and its arguments; got 3"),
+        (lambda it: it.map([1], 2), InvalidType, r"map\(\) takes a function"),
+        (lambda it: it.starmap([1], []), InvalidType, r"starmap\(\) takes a function"),
+        (lambda it: it.map(square, [1], chunksize=0), InvalidValue, "chunksize"),
+        (lambda it: it.map(square, [1], buffersize="all"), InvalidType, "buffersize"),
+        (lambda it: it.submit(later), InvalidType, "is async: submit a plain function"),
+        (lambda it: synk.Executor(0), InvalidValue, "max_workers must be greater than 0; got 0"),
+        (lambda it: synk.Executor("two"), InvalidType, "max_workers .* int of 1 or more; got 'two'"),
+        (lambda it: synk.Executor(1, 3), InvalidType, "initializer= takes a function; got 3"),
+        (lambda it: synk.Executor(1, retries=-1), InvalidValue, "retries"),
+        (pickle.dumps, InvalidType, "cannot be copied"),
+    ],
+)
+def test_arguments_of_the_executor_itself(executor, call, error, message):
+    with pytest.raises(error, match=message):
+        call(executor)
 
 
 # ── the initializer ──────────────────────────────────────────────────────────────────────────────────
@@ -794,17 +777,11 @@ def test_several_executors_and_a_session_side_by_side(executor):
 
 
 def test_many_threads_submit(executor):
-    found = collections.Counter()
-
     def work(first):
-        found.update(executor.submit(square, n).result() for n in range(first, first + 50))
+        return [executor.submit(square, n).result() for n in range(first, first + 50)]
 
-    threads = [threading.Thread(target=work, args=(50 * n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == collections.Counter(n * n for n in range(400))
+    found = good(together(*(functools.partial(work, 50 * n) for n in range(8))))
+    assert list(itertools.chain(*found)) == [n * n for n in range(400)]
 
 
 def test_tasks_that_callbacks_submit(executor):
@@ -854,17 +831,10 @@ def test_as_serial():
 
 
 def test_prints_of_tasks_have_no_rank_before_them(executor, capfd):
+    said = []
     executor.submit(print, "from a task").result()
-    assert wait_until(lambda: "from a task" in _read(capfd))
-    assert "[rank" not in _read(capfd)
-
-
-_heard = io.StringIO()
-
-
-def _read(capfd):
-    _heard.write(capfd.readouterr().out)
-    return _heard.getvalue()
+    assert wait_until(lambda: said.append(capfd.readouterr().out) or "from a task" in "".join(said))
+    assert "[rank" not in "".join(said)
 
 
 def test_more_workers_than_cores_are_no_reason_to_warn():

@@ -59,6 +59,17 @@ def in_background(die):
     threading.Timer(0.05, die).start()
 
 
+def pids(executor):
+    """The processes of its workers, which need not know a task for that."""
+    return executor._pool._session.pids
+
+
+def kill_idle(executor):
+    """Kill a worker that has not had a task."""
+    assert wait_until(in_phase(executor._pool._session, Phase.TAKING, 0))
+    os.kill(pids(executor)[0], signal.SIGKILL)
+
+
 DEATHS = {
     "a crash": lambda executor: executor.submit(crash),
     "a kill": lambda executor: executor.submit(kill),
@@ -69,19 +80,8 @@ DEATHS = {
 }
 IDLE = {
     "between tasks": lambda executor: executor.submit(in_background, kill).result(),
-    "before the first": lambda executor: kill_idle(executor),
+    "before the first": kill_idle,
 }
-
-
-def kill_idle(executor):
-    """Kill a worker that has not had a task."""
-    assert wait_until(in_phase(executor._pool._session, Phase.TAKING, 0))
-    os.kill(pids(executor)[0], signal.SIGKILL)
-
-
-def pids(executor):
-    """The processes of its workers, which need not know a task for that."""
-    return executor._pool._session.pids
 
 
 # ── it breaks, as the standard library's does ────────────────────────────────────────────────────────
@@ -107,14 +107,19 @@ def test_a_death_breaks_it(death):
             executor.submit(square, 3)
 
 
+@pytest.mark.parametrize("retries", [None, 1], ids=["it breaks", "it is healed"])
 @pytest.mark.parametrize("death", IDLE)
-def test_a_death_of_an_idle_worker_breaks_it(death):
-    with synk.Executor(1) as executor, Watch():
+def test_an_idle_worker_dies(death, retries):
+    with synk.Executor(1, **({"retries": 1} if retries else {})) as executor, Watch():
         (pid,) = pids(executor)
         IDLE[death](executor)
         assert wait_until(lambda: gone(pid))
-        with pytest.raises(BrokenProcessPool, match="in an Executor, the worker of rank 0 "):
-            executor.submit(square, 3).result()
+        if retries:
+            assert executor.submit(square, 3).result() == 9
+            assert executor.submit(os.getpid).result() != pid
+        else:
+            with pytest.raises(BrokenProcessPool, match="in an Executor, the worker of rank 0 "):
+                executor.submit(square, 3).result()
 
 
 def test_a_death_while_it_shuts_down():
@@ -140,30 +145,19 @@ def test_another_worker_takes_the_place_of_a_dead_one(death):
         assert [future.result() for future in first + last] == [n * n for n in range(20)] * 2
 
 
-@pytest.mark.parametrize("death", IDLE)
-def test_another_worker_takes_the_place_of_an_idle_one(death):
-    with synk.Executor(1, retries=1) as executor, Watch():
-        (pid,) = pids(executor)
-        IDLE[death](executor)
-        assert wait_until(lambda: gone(pid))
-        assert executor.submit(square, 3).result() == 9
-        assert executor.submit(os.getpid).result() != pid
-
-
-def test_a_task_whose_worker_dies_is_done_again(tmp_path):
+def test_tasks_whose_workers_die_are_done_again(tmp_path):
     array = np.zeros(1 << 18)
 
-    def once(folder, array):
+    def work(n, array):
         array += 1  # which the next try does not see
-        if not (folder / "died").exists():
-            (folder / "died").touch()
+        if n % 10 == 3 and not (tmp_path / str(n)).exists():
+            (tmp_path / str(n)).touch()
             kill()
-        return array.sum()
+        return n + array.sum()
 
-    with synk.Executor(2, retries=1) as executor, Watch():
-        for _ in range(3):
-            (tmp_path / "died").unlink(missing_ok=True)
-            assert executor.submit(once, tmp_path, array).result() == 1 << 18
+    with synk.Executor(2, retries=1) as executor:
+        futures = [executor.submit(work, n, array) for n in range(200)]
+        assert [future.result() for future in futures] == [n + (1 << 18) for n in range(200)]
     assert not array.any()
 
 
@@ -189,20 +183,9 @@ def test_a_task_that_is_done_again_has_its_settings(tmp_path):
             wait_until(later.running)  # it was given to the worker, to come next
             go_on.touch()
             assert (future.result(), later.result()) == (False, True)
+            assert type(executor.submit(lambda: 1 // 0).exception()) is ZeroDivisionError
     finally:
         log.setLevel(logging.NOTSET)
-
-
-def test_a_task_that_raises_is_done_again(tmp_path):
-    def once():
-        if not (tmp_path / "failed").exists():
-            (tmp_path / "failed").touch()
-            raise OSError("the network is down")
-        return 7
-
-    with synk.Executor(1, retries=1) as executor:
-        assert executor.submit(once).result() == 7
-        assert type(executor.submit(lambda: 1 // 0).exception()) is ZeroDivisionError
 
 
 def test_a_task_that_takes_too_long_is_ended():
@@ -222,18 +205,6 @@ def test_the_initializer_is_called_by_those_that_come_later():
         assert executor.submit(os.getenv, "BEGUN").result() == "1"
         assert isinstance(executor.submit(kill).exception(), WorkerDied)
         assert executor.submit(os.getenv, "BEGUN").result() == "1"
-
-
-def test_many_deaths(tmp_path):
-    def work(n):
-        if n % 10 == 3 and not (tmp_path / str(n)).exists():
-            (tmp_path / str(n)).touch()
-            kill()
-        return n * n
-
-    with synk.Executor(2, retries=1) as executor:
-        futures = [executor.submit(work, n) for n in range(200)]
-        assert [future.result() for future in futures] == [n * n for n in range(200)]
 
 
 # ── the program ──────────────────────────────────────────────────────────────────────────────────────
@@ -277,23 +248,30 @@ def program(tmp_path):
         process.communicate()
 
 
-def test_a_program_that_ends_waits_for_its_tasks(program):
-    process = program(
-        """
+@pytest.fixture
+def said(program):
+    """The lines that a program prints, which ends well and has nothing to complain of."""
+
+    def run(text):
+        process = program(text)
+        out, err = process.communicate(timeout=60)
+        assert (err, process.returncode) == ("", 0)
+        return out.splitlines()
+
+    return run
+
+
+def test_a_program_that_ends_waits_for_its_tasks(said):
+    lines = said("""
 executor = synk.Executor(2)
 for n in range(4):
     executor.submit(lambda n: (time.sleep(0.2), say("done", n)), n)
-"""
-    )
-    out, err = process.communicate(timeout=60)
-    assert sorted(out.split("\n")) == ["", "done 0", "done 1", "done 2", "done 3"]
-    assert err == ""
-    assert process.returncode == 0
+""")
+    assert sorted(lines) == ["done 0", "done 1", "done 2", "done 3"]
 
 
-def test_submit_after_the_end(program):
-    process = program(
-        """
+def test_submit_after_the_end(said):
+    lines = said("""
 @atexit.register
 def last():
     try:
@@ -302,12 +280,9 @@ def last():
         say(error)
 executor = synk.Executor(1)
 say(executor.submit(square, 3).result())
-"""
-    )
-    out, err = process.communicate(timeout=60)
-    assert out.splitlines()[0] == "9"
-    assert "cannot schedule new futures after shutdown" in out
-    assert err == ""
+""")
+    assert lines[0] == "9"
+    assert "cannot schedule new futures after shutdown" in lines[1]
 
 
 @pytest.mark.parametrize("where", ["with", "result", "exit"])
@@ -332,13 +307,11 @@ def test_ctrl_c_ends_tasks_at_once(program, where):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_workers_end_with_a_program_that_is_killed(program, number):
-    process = program(
-        """
+    process = program("""
 executor = synk.Executor(2)
 executor.submit(lambda: (say(os.getpid()), time.sleep(100)))
 time.sleep(100)
-"""
-    )
+""")
     pid = int(process.stdout.readline())
     os.kill(process.pid, number)
     process.wait()
@@ -346,10 +319,9 @@ time.sleep(100)
         assert wait_until(lambda: gone(pid))
 
 
-def test_globals_of_the_program_that_the_initializer_sets(program):
+def test_globals_of_the_program_that_the_initializer_sets(said):
     """The usual way: a global that the initializer sets on each worker, and tasks read."""
-    process = program(
-        """
+    lines = said("""
 state, table = None, {}
 
 def prepare(value):
@@ -370,17 +342,13 @@ with synk.Executor(2, initializer=prepare, initargs=(9,)) as executor:
         say(*executor.submit(work, n).result()[:3])
     say(*executor.map(Model(), range(3)))
 say(state, table)
-"""
-    )
-    out, err = process.communicate(timeout=60)
-    assert err == ""
-    assert out.splitlines()[:6] == [f"9 9 {18 + n * n}" for n in range(6)]
-    assert out.splitlines()[6:] == ["18 19 22", "None {}"]
+""")
+    assert lines[:6] == [f"9 9 {18 + n * n}" for n in range(6)]
+    assert lines[6:] == ["18 19 22", "None {}"]
 
 
-def test_classes_of_the_program_that_the_initializer_changes(program):
-    process = program(
-        """
+def test_classes_of_the_program_that_the_initializer_changes(said):
+    lines = said("""
 class Model:
     path, loaded = "none", None
 
@@ -397,18 +365,14 @@ with synk.Executor(1, Model.load, ("weights",)) as executor:
         say(*executor.submit(work, n).result())
     say(*next(executor.map(work, range(1))))
 say(Model.path, Model.loaded)
-"""
-    )
-    out, err = process.communicate(timeout=60)
-    assert err == ""
-    assert out.splitlines() == ["weights 2", "weights 3", "weights 4", "weights 5", "none None"]
+""")
+    assert lines == ["weights 2", "weights 3", "weights 4", "weights 5", "none None"]
 
 
 @pytest.mark.parametrize("how", ["spawn", "forkserver", "fork"])
-def test_in_a_child_of_multiprocessing(program, how):
+def test_in_a_child_of_multiprocessing(said, how):
     """A child that is not a fork calls the script ``__mp_main__``, which no worker can import."""
-    process = program(
-        f"""
+    lines = said(f"""
 import multiprocessing
 
 class Point:
@@ -430,17 +394,13 @@ if __name__ == "__main__":
     process.start()
     say(*queue.get(timeout=50))
     process.join()
-"""
-    )
-    out, err = process.communicate(timeout=60)
-    assert err == ""
-    assert out.splitlines() == ["True 9 1 4"]
+""")
+    assert lines == ["True 9 1 4"]
 
 
-def test_functions_and_classes_of_unusual_kinds(program):
+def test_functions_and_classes_of_unusual_kinds(said):
     """What the script has of caches and slots; in modules, tasks find them by name."""
-    process = program(
-        """
+    lines = said("""
 import dataclasses, functools, operator
 
 @functools.lru_cache(maxsize=50)
@@ -477,11 +437,8 @@ with synk.Executor(1) as executor:
     say(executor.submit(fibonacci, 30).result(), fibonacci.cache_info().currsize)
     say(executor.submit(functools.lru_cache(square), 3).result())
     say(executor.submit(operator.attrgetter("x"), Slotted(5)).result())
-"""
-    )
-    out, err = process.communicate(timeout=60)
-    assert err == ""
-    assert out.splitlines() == [
+""")
+    assert lines == [
         "Slotted(x=10) 20 7 55",
         "Slotted(x=20) 40 7 6765",
         "832040 0",
@@ -490,9 +447,8 @@ with synk.Executor(1) as executor:
     ]
 
 
-def test_objects_of_the_program_come_back_as_its_own(program):
-    process = program(
-        """
+def test_objects_of_the_program_come_back_as_its_own(said):
+    lines = said("""
 import collections, dataclasses, enum, pickle
 
 class Color(enum.Enum):
@@ -526,17 +482,12 @@ with synk.Executor(2) as executor:
         executor.submit(fail).result()
     except Odd as error:
         say(error, "program.py" in str(error.__cause__))
-say("end")
-"""
-    )
-    out, err = process.communicate(timeout=60)
-    assert err == ""
-    assert out == "it is True\nend\n"
+""")
+    assert lines == ["it is True"]
 
 
-def test_executors_of_many_threads_and_none_is_left(program):
-    process = program(
-        """
+def test_executors_of_many_threads_and_none_is_left(said):
+    lines = said("""
 def work(n):
     with synk.Executor(1) as executor:
         assert list(executor.map(square, range(n))) == [k * k for k in range(n)]
@@ -554,9 +505,6 @@ for _ in range(5):
         executor.submit(square, 1).result()
 del executor
 say(len(os.listdir("/proc/self/fd")), threading.active_count())
-"""
-    )
-    out, err = process.communicate(timeout=60)
-    assert err == ""
-    before, after = out.splitlines()
+""")
+    before, after = lines
     assert before == after
