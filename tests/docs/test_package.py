@@ -52,10 +52,8 @@ def test_tools_are_content(built):
 def test_the_wheel_has_the_package_only(built):
     (wheel,) = built.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {name.partition("/")[0] for name in names} == {
-        "synkro",
-        f"synkro-{synkro.__version__}.dist-info",
-    }
+    info = f"synkro-{synkro.__version__}.dist-info"
+    assert {name.partition("/")[0] for name in names} == {"synkro", info}
     assert "synkro/py.typed" in names
     has = {name for name in names if name.endswith(".py")}
     assert has == {str(file.relative_to(ROOT)) for file in (ROOT / "synkro").rglob("*.py")}
@@ -73,10 +71,8 @@ def test_the_source_distribution_has_all_that_is_tracked(sources):
 
 
 def test_quick_tests_run_from_the_source_distribution(sources):
-    options = ["-m", "quick", "-p", "no:cacheprovider"]
-    out = run(
-        "pytest", *options, "tests/calls/test_plan.py", "tests/calls/test_function.py", cwd=sources
-    )
+    files = ("tests/calls/test_plan.py", "tests/calls/test_function.py")
+    out = run("pytest", "-m", "quick", "-p", "no:cacheprovider", *files, cwd=sources)
     assert re.search(r"[1-9]\d+ passed", out)
 
 
@@ -91,9 +87,8 @@ def test_the_command_is_installed_beside_python():
 
 def test_the_version_is_said_once():
     for name in ("CITATION.cff", ".conda/meta.yaml"):
-        found = re.findall(
-            r"^(?:\{% set )?version ?[:=] \"?([\d.]+)", (ROOT / name).read_text(), re.MULTILINE
-        )
+        text = (ROOT / name).read_text()
+        found = re.findall(r"^(?:\{% set )?version ?[:=] \"?([\d.]+)", text, re.MULTILINE)
         assert found == [synkro.__version__], name
     assert f"## {synkro.__version__} - 20" in (ROOT / "CHANGELOG.md").read_text()
 

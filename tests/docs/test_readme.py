@@ -91,9 +91,8 @@ def test_links_lead_to_files_and_headings(page):
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/explanation/architecture.md"])
 def test_the_files_and_names_that_are_named_exist(page):
     prose = re.sub(r"```(mermaid|console).*?```", "", (ROOT / page).read_text(), flags=re.DOTALL)
-    code = "\n".join(
-        file.read_text() for file in (*ROOT.glob("synkro/**/*.py"), *ROOT.glob("tests/**/*.py"))
-    )
+    files = (*ROOT.glob("synkro/**/*.py"), *ROOT.glob("tests/**/*.py"))
+    code = "\n".join(file.read_text() for file in files)
     paths = re.findall(r"(?<![\w/.])(?:\w+/)+(?:\w+(?:\.\w+)?)?", prose)
     assert len(paths) > 5
     for path in paths:

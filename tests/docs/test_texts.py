@@ -51,9 +51,8 @@ WAYS = {  # of calls that have to pickle something
 @pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 def test_no_descriptor_for_a_pickle_is_not_the_objects_fault(two, way, wrapped, number):
-    with pytest.raises(
-        synk.SharedMemoryError, match=r"cannot be (pickled|sent).*raise the limit \(ulimit -n\)"
-    ):
+    advice = r"cannot be (pickled|sent).*raise the limit \(ulimit -n\)"
+    with pytest.raises(synk.SharedMemoryError, match=advice):
         WAYS[way](NeedsFile(number, wrapped))
 
 
@@ -165,9 +164,8 @@ def test_keys_that_cannot_be_pickled_are_told(two):
     def returns(x):
         return {Unsendable(): x.sum()}
 
-    with pytest.raises(
-        synk.OutputError, match=r"the function 'returns' .* keys that cannot be pickled: T"
-    ):
+    told = r"the function 'returns' .* keys that cannot be pickled: T"
+    with pytest.raises(synk.OutputError, match=told):
         synk.function(returns, outputs="sum")(X)
     takes = synk.function(lambda y: 1, bcast_inputs="y", outputs=None)
     with pytest.raises(synk.InvalidType, match="keys that cannot be pickled: TypeError"):
@@ -409,9 +407,8 @@ def test_the_text_of_a_workers_exception_begins_as_it_does(two):
     def fails():
         raise ValueError(LONG_TEXT)
 
-    with pytest.raises(
-        ValueError, match=r"^rank 0 failed in the function 'fails': ValueError: long "
-    ) as caught:
+    begin = "^rank 0 failed in the function 'fails': ValueError: long "
+    with pytest.raises(ValueError, match=begin) as caught:
         synk.function(fails)()
     assert len(str(caught.value)) < 2500
     assert str(caught.value.original) == LONG_TEXT

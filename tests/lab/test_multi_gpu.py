@@ -11,43 +11,31 @@ import pytest
 from support.leftovers import children
 from support.programs import ROOT, all_end
 
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import findings, ranks
+
 pytestmark = pytest.mark.lab
 
 RUN = ("-m", "benchmarks.multi_gpu", "--device", "cpu", "--quick", "--seconds", "200")
-
-
-@pytest.fixture
-def findings(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT)
-    from benchmarks import findings
-
-    return findings
-
-
-@pytest.fixture
-def ranks(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT)
-    from benchmarks import ranks
-
-    return ranks
 
 
 class TestArithmetic:
     @pytest.mark.parametrize(
         ("count", "bus"), [(1, 0.0), (2, 8.0), (4, 12.0), (8, 14.0)], ids=lambda value: f"{value:g}"
     )
-    def test_bandwidths_are_those_of_nccl_tests(self, findings, count, bus):
+    def test_bandwidths_are_those_of_nccl_tests(self, count, bus):
         assert findings.bandwidths(4_000_000_000, 0.5, count) == (8.0, bus)
 
     @pytest.mark.parametrize(
         ("gpus", "counts"), [(0, [1, 2]), (1, [1, 2]), (2, [1, 2]), (3, [1, 2, 3]), (8, [1, 2, 4, 8])]
     )
-    def test_layouts_are_powers_of_two_and_all(self, findings, gpus, counts):
+    def test_layouts_are_powers_of_two_and_all(self, gpus, counts):
         found = findings.layouts(gpus)
         assert [layout.size for layout in found] == counts
         assert [layout.path_only for layout in found] == [gpus == 1 and count > 1 for count in counts]
 
-    def test_ranks_that_share_a_gpu_are_named_so(self, findings):
+    def test_ranks_that_share_a_gpu_are_named_so(self):
         shared = findings.layouts(1)[1]
         assert shared.devices == ("cuda:0", "cuda:0")
         assert str(shared) == "2 ranks on 1 GPU (path only)"
@@ -56,23 +44,22 @@ class TestArithmetic:
         assert findings.layouts(2, [3])[0].devices == ("cuda:0", "cuda:1", "cuda:0")
         assert str(findings.layouts(0, [2])[0]) == "2 CPU workers"
 
-    def test_distance_is_relative_and_infinite_where_nothing_compares(self, findings):
+    def test_distance_is_relative_and_infinite_where_nothing_compares(self):
         assert findings.apart([1.0, 2.0], [1.0, 2.0]) == 0
         assert findings.apart([[1.1], [2.0]], [[1.0], [2.0]]) == pytest.approx(0.1)
         assert findings.apart([1.0], [1.0, 1.0]) == math.inf
         assert findings.apart([math.nan], [math.nan]) == math.inf
 
-    def test_rounds_fill_the_time(self, findings):
+    def test_rounds_fill_the_time(self):
         assert findings.rounds_for(0.35, 0.1, 100) == 3
         assert findings.rounds_for(0.3, 10, 100) == 1
         assert findings.rounds_for(0.3, 0, 100) == 100
 
-    def test_ratios_are_of_speeds_and_efficiency_is_a_rank(self, findings, capsys):
+    def test_ratios_are_of_speeds_and_efficiency_is_a_rank(self, capsys):
         one, two = findings.layouts(2)
         found = findings.Findings()
-        found.speeds(
-            "scaling", one, "work", "1/s", {"Synkro": [2.0] * 3, "bare": [1.0] * 3}, lambda s: 1 / s
-        )
+        sides = {"Synkro": [2.0] * 3, "bare": [1.0] * 3}
+        found.speeds("scaling", one, "work", "1/s", sides, lambda s: 1 / s)
         found.speeds("scaling", two, "work", "1/s", {"Synkro": [1.25] * 3}, lambda s: 1 / s)
         found.miss("scaling", two, "work", "bare", "it burnt")
         found.finish()
@@ -87,14 +74,14 @@ class TestArithmetic:
 
 
 class TestRanks:
-    def test_answer_in_order_and_end(self, ranks):
+    def test_answer_in_order_and_end(self):
         with ranks.Ranks(["cpu", "cpu"], "none", 60) as pair:
             answers = pair.ask("gemm", size=8, dtype="float32", rounds=2)
             assert len(answers) == 2
             assert all(seconds > 0 for seconds in answers)
             assert pair.ask("copy", nbytes=1 << 12)[1] > 0
 
-    def test_failures_are_told_and_the_next_command_starts_anew(self, ranks):
+    def test_failures_are_told_and_the_next_command_starts_anew(self):
         with ranks.Ranks(["cpu"], "none", 60) as alone:
             before = children()
             with pytest.raises(ranks.RanksFailed, match=r"rank 0: TypeError: .*nonsense"):
@@ -104,7 +91,7 @@ class TestRanks:
                 alone.ask("serve")
             assert alone.ask("copy", nbytes=8)
 
-    def test_death_is_told(self, ranks):
+    def test_death_is_told(self):
         with ranks.Ranks(["cpu", "cpu"], "none", 60) as pair:
             before = children()
             pair.ask("copy", nbytes=8)
@@ -112,7 +99,7 @@ class TestRanks:
             with pytest.raises(ranks.RanksFailed, match="ended with status -9: it said nothing"):
                 pair.ask("copy", nbytes=8)
 
-    def test_who_takes_too_long_is_ended(self, ranks):
+    def test_who_takes_too_long_is_ended(self):
         alone = ranks.Ranks(["cpu"], "none", 0.01)
         with alone, pytest.raises(ranks.RanksFailed, match=r"ranks \[0\] did not answer within 0.01 s"):
             alone.ask("gemm", size=512, dtype="float32", rounds=1_000_000)
@@ -179,9 +166,8 @@ class TestTheProgram:
 @pytest.mark.timeout(120)
 class TestResNet:
     @pytest.fixture
-    def resnet(self, monkeypatch):
+    def resnet(self):
         pytest.importorskip("torch")
-        monkeypatch.syspath_prepend(ROOT)
         from benchmarks import resnet
 
         return resnet

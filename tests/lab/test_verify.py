@@ -65,9 +65,8 @@ def stuck(machine):
 
 
 def run(*args):
-    return subprocess.run(
-        [sys.executable, *RUN, *args], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
-    )
+    command = [sys.executable, *RUN, *args]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
 
 
 @pytest.fixture
@@ -152,10 +151,7 @@ class TestTheProgram:
 
     @pytest.mark.parametrize(
         ("version", "ways"),
-        [
-            (22800, ["through host memory", "NCCL over loopback sockets"]),
-            (23203, ["NCCL"]),
-        ],
+        [(22800, ["through host memory", "NCCL over loopback sockets"]), (23203, ["NCCL"])],
     )
     def test_each_way_of_collectives_has_rows_of_its_own(self, machine, measured, version, ways):
         machine.setenv("FAKE_NCCL_VERSION", str(version))
@@ -179,9 +175,8 @@ class TestTheProgram:
         ]
         machine.setenv("FAKE_CUDA_IPC", "0")
         found = measured("peers")[0]["sections"]["peers"]
-        assert found["not_measured"] == [
-            {"name": "each other's device memory", "reason": "the ranks do not open it"}
-        ]
+        why = "the ranks do not open it"
+        assert found["not_measured"] == [{"name": "each other's device memory", "reason": why}]
 
     def test_a_way_that_cannot_be_is_not_measured(self, machine, measured):
         machine.setenv("FAKE_NCCL_VERSION", "22800")
@@ -324,9 +319,8 @@ class TestSections:
     def test_a_file_leaves_half_of_the_time_to_others(self, sections, tmp_path):
         for name, body in (("test_alone", "time.sleep(99)"), ("test_other", "pass")):
             (tmp_path / f"{name}.py").write_text(f"import time\ndef test_it(): {body}\n")
-        section = sections.Section(
-            "some", "Asks?", "test", 20, str(tmp_path / "found.json"), 1, True, {}
-        )
+        found = str(tmp_path / "found.json")
+        section = sections.Section("some", "Asks?", "test", 20, found, 1, True, {})
         sections.tests(section, str(tmp_path / "test_alone.py"), str(tmp_path / "test_*.py"), [])
         assert list(section.record["tests"]["outcomes"].values()) == ["passed"]
         (miss,) = section.record["not_measured"]
@@ -361,9 +355,8 @@ class TestSections:
         section.broken = {"torch": "OSError: libcudart.so.12"}
         sections.demos(section, "demo_*.py")
         assert not section.record["checks"]
-        assert section.record["not_measured"] == [
-            {"name": "demo_net", "reason": "torch: OSError: libcudart.so.12"}
-        ]
+        why = "torch: OSError: libcudart.so.12"
+        assert section.record["not_measured"] == [{"name": "demo_net", "reason": why}]
 
     def test_training_is_judged_by_its_peers(self, sections, section, monkeypatch):
         place = {"layout": "1 GPU", "ranks": 1, "what": "ResNet"}
@@ -431,17 +424,13 @@ class TestTheTable:
         assert "call        2 GPUs: NCCL" in table
         assert "call        NCCL: 1.0 KB 20 us" in table
 
-    def test_processes_that_could_not_be_ended_are_shown(self, verify):
-        text = "process 7 (-m pytest) could not be ended"
-        assert text in verify.table({**self.record([]), "not_ended": [text]})
-
     def test_failures_and_reasons_are_shown(self, verify):
-        checks = [
-            {"name": "right", "ok": True, "detail": ""},
-            {"name": "sum", "ok": False, "detail": "no"},
-        ]
+        right = {"name": "right", "ok": True, "detail": ""}
+        wrong = {"name": "sum", "ok": False, "detail": "no"}
         misses = [{"name": f"size {number}", "reason": "torch is missing"} for number in range(3)]
-        table = verify.table(self.record([], checks=checks, not_measured=misses))
+        table = verify.table(self.record([], checks=[right, wrong], not_measured=misses))
         assert any(line.startswith("call        checks") and line.endswith("1 ok") for line in table)
         assert any("sum: no" in line and line.endswith("FAILED") for line in table)
         assert table[-1] == "call        not measured: size 0 and 2 more: torch is missing"
+        text = "process 7 (-m pytest) could not be ended"
+        assert text in verify.table({**self.record([]), "not_ended": [text]})

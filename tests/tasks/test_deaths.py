@@ -49,18 +49,15 @@ def first(folder, item):
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_the_item_is_tried_again(two, results, tmp_path, way):
-    def task(x, folder):
-        if x in (5, 40, 41) and first(folder, x):
+    def task(x):
+        if x in (5, 40, 41) and first(tmp_path, x):
             die(way)
-        return np.full(x, x) if x % 3 == 0 else x
+        return [x] * x if x % 3 == 0 else x
 
     before = two.pids
     with Watch():
-        found = results(task, range(60), common={"folder": str(tmp_path)}, retries=1)
-    assert all(
-        np.array_equal(value, np.full(x, x) if x % 3 == 0 else x) for x, value in enumerate(found)
-    )
-    assert len(found) == 60
+        found = results(task, range(60), retries=1)
+    assert found == [[x] * x if x % 3 == 0 else x for x in range(60)]
     assert two.pids != before
     assert synk.map(abs, [-1]) == [1]
 
@@ -116,13 +113,16 @@ def test_every_result_comes_once(two, data):
     }
     ordered = data.draw(st.sampled_from([None, True, False]))
 
+    def calm(x):
+        return x, synk.rng().random(), "x" * (20 * x * x if x % 7 == 0 else 3)
+
     def task(x):
-        drawn = synk.rng().random()
+        found = calm(x)
         if x in fatal:
             die(fatal[x])
         if x in failing:
             raise KeyError(x)
-        return x, drawn, "x" * (20 * x * x if x % 7 == 0 else 3)
+        return found
 
     two.reseed(4)
     items = range(count) if data.draw(st.booleans()) else (x for x in range(count))
@@ -131,12 +131,10 @@ def test_every_result_comes_once(two, data):
     else:
         found = list(synk.imap(task, items, errors="return", ordered=ordered, **options))
     two.reseed(4)
-    calm = synk.map(
-        lambda x: (x, synk.rng().random(), "x" * (20 * x * x if x % 7 == 0 else 3)), range(count)
-    )
+    expected = synk.map(calm, range(count))
     assert len(found) == count
     good = [value for value in found if not isinstance(value, Exception)]
-    assert sorted(good) == [each for each in calm if each[0] not in fatal.keys() | failing]
+    assert sorted(good) == [each for each in expected if each[0] not in fatal.keys() | failing]
     assert sum(isinstance(value, WorkerDied) for value in found) == len(fatal)
     assert sum(isinstance(value, KeyError) for value in found) == len(failing)
     if ordered is not False:
@@ -156,7 +154,6 @@ def test_workers_may_be_killed_at_any_moment(two):
         time.sleep(0.002)
         return [x] * (x % 50)
 
-    assert synk.map(task, range(10), retries=50) == [[x] * (x % 50) for x in range(10)]
     killer = threading.Thread(target=kill)
     killer.start()
     try:
@@ -181,8 +178,7 @@ def test_a_checkpoint_keeps_what_the_others_have_done(two, tmp_path):
     assert isinstance(found[30], WorkerDied)
     (tmp_path / "mended").touch()
     assert synk.map(task, range(40), **options) == [x * x for x in range(40)]
-    twice = [x for x in range(40) if len((tmp_path / f"ran-{x}").read_text()) > 1]
-    assert twice == [30]
+    assert [x for x in range(40) if (tmp_path / f"ran-{x}").stat().st_size > 1] == [30]
 
 
 # ── steps between which a worker may die ─────────────────────────────────────────────────────────────
@@ -195,8 +191,8 @@ _STEPS = ["take", "batch", "hold", "give", "written", "given", "put_back", "adva
 def test_a_worker_may_die_between_any_two_steps(two, tmp_path, step, errors):
     """What a dead worker has drawn or given, and not noted, is neither lost nor done twice."""
 
-    def task(x, folder):
-        if x == 20 and first(folder, "patched"):
+    def task(x):
+        if x == 20 and first(tmp_path, "patched"):
             from synkro.ipc import queue
 
             after = {"written": (queue, "_wrote"), "given": (queue.Taker, "give")}
@@ -209,46 +205,37 @@ def test_a_worker_may_die_between_any_two_steps(two, tmp_path, step, errors):
                 os._exit(1)
 
             setattr(where, name, dying)
-        if x % 10 == 3 and first(folder, f"odd-{x}"):
+        if x % 10 == 3 and first(tmp_path, f"odd-{x}"):
             raise ValueError(x)
         time.sleep(0.001)
         return x
 
-    found = synk.map(
-        task, range(200), common={"folder": str(tmp_path)}, retries=3, errors=errors, chunksize=8
-    )
+    found = synk.map(task, range(200), retries=3, errors=errors, chunksize=8)
     assert found == list(range(200))
 
 
-def test_workers_that_die_again_and_again_end_the_map(own):
+def test_workers_that_die_again_and_again_end_the_map(own, tmp_path):
     """Of no item: before they take one."""
 
     class Deadly:
-        def __init__(self):
-            self.here = os.getpid()
-
         def __setstate__(self, state):
-            self.__dict__ = state
-            if os.path.exists(state["path"]):
+            if (tmp_path / "deadly").exists():
                 os._exit(4)
 
     deadly = Deadly()
-    path = deadly.path = f"/dev/shm/synkro-test-deadly-{os.getpid()}"
+    deadly.some = "state"
 
     def task(x):
         assert deadly
         if x == 3:
-            open(path, "w").close()
+            (tmp_path / "deadly").touch()
             os._exit(1)
         return x
 
-    try:
-        with Watch(), pytest.raises(WorkerDied, match="could not take its place"):
-            synk.map(task, range(10), retries=5)
-        with pytest.raises(synk.SessionBroken):
-            synk.map(abs, [1])
-    finally:
-        os.unlink(path)
+    with Watch(), pytest.raises(WorkerDied, match="could not take its place"):
+        synk.map(task, range(10), retries=5)
+    with pytest.raises(synk.SessionBroken):
+        synk.map(abs, [1])
 
 
 # ── item_timeout ─────────────────────────────────────────────────────────────────────────────────────
@@ -273,9 +260,8 @@ def test_a_task_that_takes_too_long_is_ended(two, results, task):
     late = found.pop(4)
     assert found == [x for x in range(10) if x != 4]
     assert type(late) is CallTimeout
-    said = (
-        f"in a map of the function {task.__name__!r} at item 4 (4), tried 2 times, the task took longer"
-    )
+    name = task.__name__
+    said = f"in a map of the function '{name}' at item 4 (4), tried 2 times, the task took longer"
     assert said in str(late)
     assert "item_timeout=" in str(late)
     with pytest.raises(CallTimeout, match="at item 4") as error:
@@ -284,28 +270,22 @@ def test_a_task_that_takes_too_long_is_ended(two, results, task):
     assert synk.map(abs, [-1]) == [1]
 
 
-def test_tasks_that_take_a_while_are_not_ended(two):
+def test_tasks_that_take_a_while_are_not_ended(two, tmp_path):
+    """Nor is an item that is tried again on the same worker: a try has a time of its own."""
+
     def task(x):
         time.sleep(0.4 if x % 4 == 0 else 0.001)
         return x
 
-    before = two.pids
-    assert synk.map(task, range(12), item_timeout=30) == list(range(12))
-    assert two.pids == before
-
-
-def test_a_try_has_a_time_of_its_own(two, tmp_path):
-    """An item that is tried again on the same worker has not run on."""
-
-    def task(x, folder):
+    def again(x):
         time.sleep(0.6)
-        if first(folder, x):
+        if first(tmp_path, x):
             raise ValueError(x)
         return x
 
     before = two.pids
-    found = synk.map(task, range(3), common={"folder": str(tmp_path)}, retries=1, item_timeout=5)
-    assert found == [0, 1, 2]
+    assert synk.map(task, range(12), item_timeout=30) == list(range(12))
+    assert synk.map(again, range(3), retries=1, item_timeout=5) == [0, 1, 2]
     assert two.pids == before
 
 
@@ -360,12 +340,8 @@ def test_workers_begin_anew_after_so_many_tasks(two, results, most):
 
 
 def test_a_worker_that_leaves_writes_what_it_has_printed(own, capfd):
-    def task(x):
-        print(f"task {x}")
-        return x
-
     said = []
-    assert synk.map(task, range(6), max_tasks=2) == list(range(6))
+    assert synk.map(lambda x: print(f"task {x}"), range(6), max_tasks=2) == [None] * 6
 
     def all_came():
         said.append(capfd.readouterr().out)
@@ -385,13 +361,13 @@ def fragile(x):
 
 def lose_both():
     """Have another worker in the place of each."""
-    found = synk.map(fragile_of, range(2), errors="return", chunksize=1)
+
+    def fatal(item):
+        time.sleep(0.2)  # so that both workers have one
+        os._exit(1)
+
+    found = synk.map(fatal, range(2), errors="return", chunksize=1)
     assert {each.rank for each in found} == {0, 1}
-
-
-def fragile_of(item):
-    time.sleep(0.2)  # so that both workers have one
-    os._exit(1)
 
 
 def test_variables_are_those_of_the_rank(two):
@@ -481,9 +457,7 @@ def test_what_the_program_makes_of_them_later_counts(two):
         counter.rows += 1
 
     def task(x):
-        if x == 3:
-            os._exit(1)
-        return counter.count + float(counter.rows[0]) + x
+        return counter.count + float(counter.rows[0]) + fragile(x)
 
     synk.function(count, outputs=[])(np.arange(4.0))
     assert synk.map(task, range(3), retries=1) == [2, 3, 4]
@@ -537,8 +511,7 @@ def test_ctrl_c_while_a_worker_is_replaced(two):
     def interrupted(x):
         if x == 3:
             os.kill(os.getppid(), signal.SIGINT)
-            os._exit(1)
-        return x
+        return fragile(x)
 
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
@@ -600,8 +573,10 @@ def test_calls_between_results_go_on(two):
         np.testing.assert_array_equal(two.get_value(rank, kept), [10, 10])
 
 
-def test_a_worker_alone_is_replaced():
-    with running(1) as session:
+def test_a_worker_alone_is_replaced(tmp_path, monkeypatch, capfd):
+    """And there is one profile, that of the worker which took its place."""
+    monkeypatch.chdir(tmp_path)
+    with running(1, profile_workers=True) as session:
         w = synk.shared(np.arange(3.0))
         before = session.pids
         found = synk.map(fragile, range(6), errors="return")
@@ -609,32 +584,27 @@ def test_a_worker_alone_is_replaced():
         assert found == [0, 1, 2, 4, 5]
         assert session.pids != before
         np.testing.assert_array_equal(w.get_value(), np.arange(3.0))
+    assert len([*tmp_path.glob("synkro-*.prof")]) == 1
 
 
 def test_nothing_grows(two):
     """Not of the arena's file either, where dead workers had blocks."""
 
     def task(x):
-        if x == 3:
-            os._exit(1)
-        return np.zeros(1 << 18)
+        return np.zeros(1 << 18) if fragile(x) != 3 else None
 
     def held():
-        stats = [os.stat(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if exists(fd)]
+        descriptors = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+        stats = [os.stat(path) for path in descriptors if os.path.exists(path)]
         return len(stats), sum(each.st_blocks for each in stats) * 512
 
-    def exists(fd):
-        return os.path.exists(f"/proc/self/fd/{fd}")
+    def lose(times):
+        for _ in range(times):
+            assert isinstance(synk.map(task, range(6), errors="return")[3], WorkerDied)
 
-    def lose():
-        found = synk.map(task, range(6), errors="return")
-        assert isinstance(found[3], WorkerDied)
-
-    for _ in range(2):
-        lose()
+    lose(2)
     descriptors, nbytes = held()
-    for _ in range(6):
-        lose()
+    lose(6)
     assert held()[0] <= descriptors
     assert held()[1] <= nbytes + (16 << 20)
 
@@ -644,14 +614,6 @@ def test_without_a_wish_a_death_ends_the_session(own):
         synk.map(fragile, range(6))
     with pytest.raises(synk.SessionBroken):
         synk.map(abs, [1])
-
-
-def test_profiles_of_workers_that_take_places(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    with running(1, profile_workers=True):
-        found = synk.map(fragile, range(5), errors="return")
-        assert isinstance(found[3], WorkerDied)
-    assert len([*tmp_path.glob("synkro-*.prof")]) == 1
 
 
 def test_an_exception_and_a_death_of_one_item(two, tmp_path):

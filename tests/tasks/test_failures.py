@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from support.inside import controller, in_phase, main_thread_in, whereabouts
+from support.inside import controller, in_phase, main_thread_in
 from support.leftovers import nothing_left
 from support.limits import descriptors
 from support.sessions import running
@@ -34,7 +34,6 @@ from synkro import (
     SessionError,
     UsageError,
     WorkerDied,
-    WorkerError,
 )
 from synkro.controller.engine.engine import State
 from synkro.controller.tasks.map import Map
@@ -55,20 +54,6 @@ def fine():
 
 
 # ── exceptions ───────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_an_exception_names_the_item(own, results):
-    def fail(x):
-        if x == 17:
-            raise KeyError("no such thing")
-        return x
-
-    with pytest.raises(KeyError) as error:
-        results(fail, range(1000))
-    assert isinstance(error.value, WorkerError)
-    assert "in the function 'fail' at item 17 (17): KeyError" in str(error.value)
-    assert "no such thing" in str(error.value.__cause__)
-    assert fine()
 
 
 def test_of_several_failures_the_first_item_is_told(own, results):
@@ -163,8 +148,9 @@ def test_the_sessions_timeout_holds_for_maps():
 # ── Ctrl-C ───────────────────────────────────────────────────────────────────────────────────────────
 
 
+@contextlib.contextmanager
 def interrupt_when(condition):
-    """Send this process a SIGINT when *condition* comes true."""
+    """Send this process a SIGINT when *condition* comes true, in the block."""
 
     def wait():
         assert wait_until(condition, 30)
@@ -172,7 +158,8 @@ def interrupt_when(condition):
 
     thread = threading.Thread(target=wait)
     thread.start()
-    return thread
+    yield
+    thread.join()
 
 
 @pytest.mark.parametrize("item", [0, 40])
@@ -182,28 +169,31 @@ def test_ctrl_c_ends_the_map_and_not_the_session(own, results, item):
             time.sleep(30)
         return x
 
-    def running_it():
-        return whereabouts(own, 1) == Phase.TASK
-
     pids = own.pids
-    thread = interrupt_when(running_it)
-    with Watch(), pytest.raises(KeyboardInterrupt):
+    with interrupt_when(in_phase(own, Phase.TASK)), Watch(), pytest.raises(KeyboardInterrupt):
         results(task, range(100))
-    thread.join()
     with Watch():
         assert fine()
     assert own.pids == pids
     assert own.state is State.READY
 
 
-def test_ctrl_c_in_the_items_ends_the_map(own, results):
+def test_ctrl_c_in_the_items_ends_the_map(own):
+    f = synk.function(lambda x: x.sum(), outputs="sum")
+
     def items():
-        yield from range(10)
-        os.kill(os.getpid(), signal.SIGINT)
-        yield from itertools.count()
+        for i in itertools.count():
+            if i == 30:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield f(np.full(4, float(i)))
 
     with Watch(), pytest.raises(KeyboardInterrupt):
-        results(double, items())
+        synk.map(double, items())
+    results = synk.imap(double, items())
+    with Watch(), pytest.raises(KeyboardInterrupt):
+        list(results)
+    with pytest.raises(UsageError, match="was interrupted"):
+        list(results)
     assert fine()
 
 
@@ -213,10 +203,8 @@ def test_a_task_that_catches_the_interrupt_is_the_last_one(own):
             time.sleep(1 if x < 2 else 30)
         return x
 
-    thread = interrupt_when(in_phase(own, Phase.TASK))
-    with Watch(), pytest.raises(KeyboardInterrupt):
+    with interrupt_when(in_phase(own, Phase.TASK)), Watch(), pytest.raises(KeyboardInterrupt):
         synk.map(stubborn, range(100))
-    thread.join()
     with Watch():
         assert fine()
 
@@ -225,10 +213,8 @@ def test_an_imap_that_was_interrupted_does_not_go_on(own):
     results = synk.imap(sleep, [0.0] * 4 + [30.0] * 20)
     assert [next(results) for _ in range(4)] == [0.0] * 4
     assert wait_until(lambda: min(controller(own).whereabouts(rank)[1] for rank in (0, 1)) > 3)
-    thread = interrupt_when(main_thread_in(Map.pause))
-    with Watch(), pytest.raises(KeyboardInterrupt):
+    with interrupt_when(main_thread_in(Map.pause)), Watch(), pytest.raises(KeyboardInterrupt):
         synk.map(double, [1])  # which waits for the tasks that run
-    thread.join()
     with pytest.raises(UsageError, match=r"this imap\(\) was interrupted"):
         list(results)
     assert fine()
@@ -290,23 +276,6 @@ def test_the_first_map_of_a_session_may_be_interrupted(interrupted):
             gc.collect()  # a __del__ of the standard library's would lose the interrupt
             interrupted(lambda: synk.map(double, range(2000)) == [2 * i for i in range(2000)], delay)
             assert fine()
-
-
-def test_ctrl_c_in_items_that_come_from_calls_ends_the_map(own):
-    f = synk.function(lambda x: x.sum(), outputs="sum")
-
-    def items():
-        for i in range(50):
-            if i == 30:
-                raise KeyboardInterrupt
-            yield f(np.full(4, float(i)))
-
-    results = synk.imap(double, items())
-    with pytest.raises(KeyboardInterrupt):
-        list(results)
-    with pytest.raises(UsageError, match="was interrupted"):
-        list(results)
-    assert fine()
 
 
 # ── threads and forks ────────────────────────────────────────────────────────────────────────────────
@@ -437,9 +406,8 @@ def test_a_forked_child_has_no_map(own):
 
 def test_the_bar_counts_items(own, monkeypatch):
     seen = []
-    monkeypatch.setattr(
-        "synkro.controller.progress.Progress.reach", lambda self, done: seen.append(done)
-    )
+    reach = "synkro.controller.progress.Progress.reach"
+    monkeypatch.setattr(reach, lambda self, done: seen.append(done))
     assert synk.map(double, range(300), progress=True) == [2 * i for i in range(300)]
     assert list(synk.imap(double, iter(range(10)), progress=True)) == [2 * i for i in range(10)]
     assert seen[-1] == 10
@@ -570,37 +538,32 @@ def test_an_interrupt_in_next_loses_no_result_silently(own, line):
 
 def test_a_map_that_waits_for_its_items_blocks_nobody(own):
     items = queue.Queue()
-    items.put(3)
-    found = []
-    thread = threading.Thread(target=lambda: found.append(synk.map(double, iter(items.get, None))))
-    thread.start()
-    with Watch():
+
+    def another():
+        items.put(3)
         assert wait_until(items.empty)
-        assert synk.map(double, [1], timeout=SOON) == [2]
-        items.put(4)
-        items.put(None)
-        thread.join()
-    assert found == [[6, 8]]
+        found = synk.map(double, [1], timeout=SOON)
+        for item in (4, None):
+            items.put(item)
+        return found
+
+    with Watch():
+        found = together(lambda: synk.map(double, iter(items.get, None)), another)
+    assert found == [[6, 8], [2]]
 
 
 def test_closing_ends_a_map_that_waits_for_its_items(own):
-    items, errors = queue.Queue(), []
+    items = queue.Queue()
 
-    def run():
-        try:
-            synk.map(double, iter(items.get, None))
-        except SessionClosed as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    with Watch():
+    def close():
         items.put(1)
         assert wait_until(items.empty)
         synk.close()
         items.put(2)
-        thread.join()
-    assert len(errors) == 1
+
+    with Watch():
+        ended, _ = together(lambda: synk.map(double, iter(items.get, None)), close)
+    assert isinstance(ended, SessionClosed)
 
 
 def test_the_items_may_close_the_session(own, results):

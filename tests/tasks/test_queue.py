@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 
-from synkro.ipc.queue import ALONE, EACH, TOGETHER, Dispatcher, Pickles, Taker, Ticket, fits
+from synkro.ipc.queue import ALONE, EACH, Dispatcher, Pickles, Taker, Ticket, fits
 
 pytestmark = pytest.mark.quick
 
@@ -33,10 +33,9 @@ def read():
     return []
 
 
-def put(queue, first, values, kind=EACH):
+def put(queue, first, values):
     """Publish a batch, and let workers draw it; returns its slot, and what holds it there."""
-    parts = [pickle.dumps(values)] if kind == TOGETHER else [pickle.dumps(value) for value in values]
-    stored = queue.stored(Pickles(kind, parts))
+    stored = queue.stored(Pickles(EACH, [pickle.dumps(value) for value in values]))
     slot = queue.put(first, stored)
     queue.issue([Ticket(slot, 0, len(values))])
     return slot, stored
@@ -45,21 +44,8 @@ def put(queue, first, values, kind=EACH):
 def drawn(taker, most=1 << 20):
     """What one ticket is for, as (number, value)."""
     ticket, (first, pickles), _ = taker.take_now(most)
-    if pickles.kind == TOGETHER:
-        values = pickle.loads(pickles.parts[0])
-    else:
-        values = [pickle.loads(part) for part in pickles.parts]
+    values = [pickle.loads(part) for part in pickles.parts]
     return [(first + place, values[place]) for place in range(ticket.start, ticket.stop)]
-
-
-@pytest.mark.parametrize("kind", [TOGETHER, EACH])
-@pytest.mark.parametrize("count", [1, 3, 1000])
-def test_a_batch_comes_as_it_was_put(queue, taker, kind, count):
-    values = [k * k for k in range(count)]
-    kept = put(queue, 7, values, kind)
-    assert drawn(taker) == [(7 + k, k * k) for k in range(count)]
-    assert taker.take_now(1) is None
-    del kept
 
 
 def test_nobody_waits_who_looks_for_what_is_there_now(queue, taker):
@@ -132,14 +118,6 @@ def test_what_was_withdrawn_is_nobodys_until_the_queue_is_opened_again(queue, ta
     del kept, again
 
 
-def test_another_batch_in_a_slot_is_not_taken_for_the_one_before(queue, taker):
-    for number in range(3):
-        slot, kept = put(queue, number, [f"batch {number}"])
-        assert drawn(taker) == [(number, f"batch {number}")]
-        queue.free(slot)
-        del kept
-
-
 def test_there_are_so_many_slots(queue, taker):
     kept = []
     while queue.has_room:
@@ -158,23 +136,6 @@ def test_nobody_takes_what_is_not_wanted(queue, taker):
 
 
 # ── results ──────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_results_come_in_their_order_and_with_what_they_are_for(queue, taker):
-    small, large = Pickles(EACH, [b"abc", b"", b"d"]), Pickles(EACH, [b"y" * 9000], True)
-    for first in range(3):
-        taker.give(5, first, 3, small, None)
-        taker.give(6, first, 1, large, None)
-    found = []
-    while len(found) < 6:
-        found += queue.collect()
-    for first in range(3):
-        one, other = found[2 * first : 2 * first + 2]
-        assert one[:4] == (5, first, 3, -1)
-        assert list(map(bytes, one.pickles.parts)) == [b"abc", b"", b"d"]
-        assert other[:4] == (6, first, 1, 1)  # it lay in a block of rank 1
-        assert (bytes(other.pickles.parts[0]), other.pickles.by_us) == (b"y" * 9000, True)
-    assert queue.collect() == []
 
 
 def test_results_that_do_not_fit_the_pipe_wait(queue, taker):

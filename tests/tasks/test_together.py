@@ -82,7 +82,13 @@ flat = (
     | st.fixed_dictionaries({"count": st.integers(), "values": st.lists(st.integers(), max_size=3)})
     | st.builds(Trade, st.text(max_size=5), st.floats(allow_nan=False))
 )
-any_value = scalars | flat | st.lists(flat, max_size=2) | st.builds(Point, flat) | st.just(Color.RED)
+deep = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner),
+)
+any_value = (
+    scalars | flat | deep | st.lists(flat, max_size=2) | st.builds(Point, flat) | st.just(Color.RED)
+)
 
 
 @given(st.lists(any_value, min_size=1, max_size=6), st.integers(1, 30), st.booleans())
@@ -92,15 +98,19 @@ def test_any_items_and_results(two, kinds, times, many):
     assert_same(synk.map(marked, items), serially(marked, items))
 
 
-@given(st.lists(flat, min_size=1, max_size=40), st.data())
+alike = st.lists(st.builds(dict, a=st.integers()), min_size=1, max_size=40)
+
+
+@given(st.lists(flat, min_size=1, max_size=40) | alike, st.data())
 def test_several_of_each(two, items, data):
+    """Also where tasks next to each other have one object, in different places."""
     others = data.draw(st.lists(flat, min_size=len(items), max_size=len(items)))
 
     def both(one, other):
         return [marked(one), other, one is other]
 
-    for second in (others, items):
-        expected = [both(*copy.deepcopy(pair)) for pair in zip(items, second, strict=True)]
+    for second in (others, items, items[::-1], items[1:]):
+        expected = [both(*copy.deepcopy(pair)) for pair in zip(items, second, strict=False)]
         assert synk.map(both, items, second) == expected
 
 
