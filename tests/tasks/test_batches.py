@@ -229,8 +229,14 @@ def test_items_and_results_that_do_not_travel_are_no_failures_of_the_function(tw
     with pytest.raises(synk.InvalidType, match=r"item 9 .*cannot be made again on a worker") as caught:
         synk.map(same, [[k] for k in range(9)] + [OnlyThere()])
     assert type(caught.value) is synk.InvalidType
-    with pytest.raises(synk.OutputError, match=r"for item 9, .*cannot be pickled") as told:
-        synk.map(lambda k: (n for n in [k]) if k == 9 else k, range(10))
+
+    def lazy(k):
+        return (n for n in [k]) if k == 9 else k
+
+    with pytest.raises(
+        synk.OutputError, match=r"function 'lazy' for item 9, .*cannot be pickled"
+    ) as told:
+        synk.map(lazy, range(10))
     assert type(told.value) is synk.OutputError
 
 

@@ -609,13 +609,6 @@ def test_nothing_grows(two):
     assert held()[1] <= nbytes + (16 << 20)
 
 
-def test_without_a_wish_a_death_ends_the_session(own):
-    with pytest.raises(WorkerDied, match="close"):
-        synk.map(fragile, range(6))
-    with pytest.raises(synk.SessionBroken):
-        synk.map(abs, [1])
-
-
 def test_an_exception_and_a_death_of_one_item(two, tmp_path):
     def task(x, folder):
         if x == 3:

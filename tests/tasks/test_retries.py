@@ -355,6 +355,7 @@ def test_a_worker_that_dies_takes_no_result_along(own, end, options):
     assert 500 in error.value.pending
     assert all(np.all(value == x) for x, value in there.items())
     assert len(there) > 100
+    assert ("close()" in str(error.value)) == (not options)
 
 
 def test_the_error_of_another_map_does_not_take_results(two):
