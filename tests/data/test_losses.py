@@ -1,17 +1,13 @@
 """What an array of numbers cannot hold is never dropped: masks, units, integers that are missing."""
 
 import operator
-import sys
 
-import cloudpickle
 import numpy as np
 import pytest
 
 import synkro as synk
 from support.sessions import per_rank
 from synkro import InvalidType, OutputError, WorkerError
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 pytestmark = [pytest.mark.counted_once, pytest.mark.filterwarnings("ignore:.*outputs= was not given")]
 

@@ -3,18 +3,14 @@
 import functools
 import gc
 import random
-import sys
 import weakref
 
-import cloudpickle
 import numpy as np
 import pytest
 
 import synkro as synk
 from support.sessions import counts, per_rank
 from synkro import InvalidValue
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 pytestmark = pytest.mark.counted_once
 

@@ -10,7 +10,6 @@ import functools
 import json
 import os
 import signal
-import sys
 import time
 import types
 import typing
@@ -18,15 +17,12 @@ import weakref
 import xml.etree.ElementTree
 from unittest import mock
 
-import cloudpickle
 import numpy as np
 import pytest
 
 import synkro as synk
 from support.sessions import per_rank
 from synkro import InvalidType, InvalidValue, WorkerDied, WorkerError
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 pytestmark = [pytest.mark.counted_once, pytest.mark.filterwarnings("ignore:.*outputs= was not given")]
 

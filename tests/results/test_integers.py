@@ -2,9 +2,7 @@
 
 import math
 import operator
-import sys
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -12,8 +10,6 @@ import synkro as synk
 from support.examples import examples, given, st
 from support.sessions import per_rank
 from synkro import InvalidValue, OutputError, WorkerError
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 pytestmark = pytest.mark.counted_once
 

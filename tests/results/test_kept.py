@@ -2,27 +2,14 @@
 
 import gc
 import os
-import sys
 import threading
 
-import cloudpickle
 import numpy as np
 import pytest
 
 import synkro as synk
-from support.arrays import (
-    DTYPES,
-    check,
-    chosen,
-    replicas,
-    values,
-)
-from synkro import (
-    InvalidValue,
-    OutputError,
-)
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
+from support.arrays import DTYPES, check, chosen, replicas, values
+from synkro import InvalidValue, OutputError
 
 pytestmark = pytest.mark.counted_once
 

@@ -1,23 +1,12 @@
 """Collectives of the user's process over variables: reduced, gathered, broadcast and scattered."""
 
-import sys
-
-import cloudpickle
 import numpy as np
 import pytest
 
 import synkro as synk
 from support.arrays import OPS, ORDERED, check, chosen, fill, replicas, serial, values
 from support.sessions import running
-from synkro import (
-    InvalidIndex,
-    InvalidType,
-    InvalidValue,
-    UsageError,
-    WorkerError,
-)
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
+from synkro import InvalidIndex, InvalidType, InvalidValue, UsageError, WorkerError
 
 pytestmark = pytest.mark.counted_once
 

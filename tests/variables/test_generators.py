@@ -2,7 +2,6 @@
 
 import sys
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -10,8 +9,6 @@ import synkro as synk
 from support.forked import TORCH
 from support.sessions import running
 from synkro import WorkerError
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 pytestmark = [pytest.mark.long, pytest.mark.counted_once]
 

@@ -1,9 +1,7 @@
 """Training steps of PyTorch's modules: those of one process, for any rows, workers and slices."""
 
 import copy
-import sys
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -15,8 +13,6 @@ from support.forked import TORCH  # noqa: E402
 from support.sessions import per_rank  # noqa: E402
 from synkro import InvalidType, InvalidValue, NotForked, WorkerError  # noqa: E402
 from synkro import extensions as ext  # noqa: E402
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 pytestmark = [pytest.mark.libraries, pytest.mark.counted_once, pytest.mark.loaded(TORCH)]
 

@@ -1,17 +1,13 @@
 """``shared(target=)``, kept outputs of functions with a target, and ``transfer``."""
 
 import os
-import sys
 
-import cloudpickle
 import numpy as np
 import pytest
 
 import synkro as synk
 from support.sessions import LARGE, current, per_rank
 from support.together import good, together
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 pytestmark = pytest.mark.counted_once
 

@@ -1,23 +1,12 @@
 """Variables on the workers: made, read and written, from both sides."""
 
-import sys
-
-import cloudpickle
 import numpy as np
 import pytest
 
 import synkro as synk
 from support.arrays import DTYPES, SHAPES, check, fill, replicas, values
 from support.sessions import per_rank, running
-from synkro import (
-    InvalidType,
-    InvalidValue,
-    SessionClosed,
-    WorkerError,
-    here,
-)
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
+from synkro import InvalidType, InvalidValue, SessionClosed, WorkerError, here
 
 pytestmark = pytest.mark.counted_once
 

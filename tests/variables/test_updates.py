@@ -1,22 +1,11 @@
 """``updates=``: new values of variables, merged over slices and applied once."""
 
-import sys
-
-import cloudpickle
 import numpy as np
 import pytest
 
 import synkro as synk
 from support.arrays import OPS, check, replicas
-from synkro import (
-    InvalidType,
-    InvalidValue,
-    OutputError,
-    UsageError,
-    WorkerError,
-)
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
+from synkro import InvalidType, InvalidValue, OutputError, UsageError, WorkerError
 
 pytestmark = pytest.mark.counted_once
 
