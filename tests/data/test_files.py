@@ -26,20 +26,16 @@ session = lasting(3)
 
 @pytest.fixture(scope="module", autouse=True)
 def libraries():
-    """h5py and zarr, whose thread ends with the tests."""
-    pytest.importorskip("h5py", reason="needs h5py (the extra files)")
-    pytest.importorskip("zarr", reason="needs zarr (the extra files)")
+    """h5py and zarr, which are names of this module then; zarr's thread ends with the tests."""
+    global h5py, zarr
+    h5py = pytest.importorskip("h5py", reason="needs h5py (the extra files)")
+    zarr = pytest.importorskip("zarr", reason="needs zarr (the extra files)")
     yield
-    from zarr.core.sync import cleanup_resources
-
-    cleanup_resources()
+    zarr.core.sync.cleanup_resources()
 
 
 def write(folder, kind, array):
     """A file of that *kind* with *array*, whose chunks divide neither its rows nor its columns."""
-    import h5py
-    import zarr
-
     chunks = tuple(min(length, size) for length, size in zip(array.shape, (100, 3, 2), strict=False))
     path = str(folder / f"{kind}.file")
     if kind.startswith("hdf5"):
@@ -62,9 +58,6 @@ def write(folder, kind, array):
 
 def write_empty(folder, kind):
     """… with an array of no rows, which some may be added to."""
-    import h5py
-    import zarr
-
     path = str(folder / f"{kind}.file")
     if kind.startswith("hdf5"):
         more = {} if "contiguous" in kind else {"chunks": (100, 3), "maxshape": (None, 3)}
@@ -78,9 +71,6 @@ def write_empty(folder, kind):
 
 def source(path):
     """What is given to data()."""
-    import h5py
-    import zarr
-
     return (
         zarr.open_group(path, mode="r")["group/x"] if os.path.isdir(path) else h5py.File(path)["group/x"]
     )
@@ -317,9 +307,6 @@ def test_whole_arrays_are_read_once_a_rank(session, fresh):
 
 def written(path, rows):
     """Write to some rows."""
-    import h5py
-    import zarr
-
     if os.path.isdir(path):
         zarr.open_group(path, mode="r+")["group/x"][rows] = 0
     else:
@@ -358,8 +345,6 @@ def test_a_chunk_that_goes_is_no_fill_value(session, tmp_path):
 
 
 def test_chunks_that_were_never_written_have_the_fill_value(session, tmp_path):
-    import zarr
-
     made = zarr.create_array(
         str(tmp_path / "x"), shape=(1000,), chunks=(10,), dtype="f8", fill_value=2.0
     )
@@ -434,9 +419,6 @@ def test_a_file_that_is_cut_off(session, fresh):
 
 
 def test_files_that_are_open_for_writing(session, tmp_path):
-    import h5py
-    import zarr
-
     path = write(tmp_path, "hdf5", ARRAY)
     rows = session.function(lambda x: x, outputs="gather")
     with h5py.File(path, "r+") as file:
@@ -450,9 +432,6 @@ def test_files_that_are_open_for_writing(session, tmp_path):
 
 
 def test_what_is_in_memory_or_elsewhere(session, tmp_path):
-    import h5py
-    import zarr
-
     with pytest.raises(InvalidValue, match=r"in the memory of this process.*x\[:\]"):
         session.data(zarr.array(np.ones(3)))
     packed = zarr.storage.ZipStore(tmp_path / "x.zip", mode="w")
@@ -471,9 +450,6 @@ def test_what_is_in_memory_or_elsewhere(session, tmp_path):
 
 
 def test_what_is_no_array(session, tmp_path):
-    import h5py
-    import zarr
-
     path = write(tmp_path, "hdf5", ARRAY)
     with h5py.File(path) as file:
         dataset = file["group/x"]
@@ -488,8 +464,6 @@ def test_what_is_no_array(session, tmp_path):
 
 
 def test_datasets_that_others_cannot_read_right(session, tmp_path):
-    import h5py
-
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["text"] = ["a", "b"]
         file["empty"] = h5py.Empty("f8")
@@ -513,8 +487,6 @@ def test_datasets_that_others_cannot_read_right(session, tmp_path):
 
 def test_links_of_hdf5(session, tmp_path):
     """Of what is linked from another file, h5py says the name in one file and the path of the other."""
-    import h5py
-
     with h5py.File(tmp_path / "run.h5", "w") as file:
         file["x"], file["data"], file["group/y"] = np.ones(10), np.zeros(10), np.ones(3)
     with h5py.File(tmp_path / "index.h5", "w") as file:
@@ -526,6 +498,7 @@ def test_links_of_hdf5(session, tmp_path):
     with h5py.File(tmp_path / "index.h5") as file:
         for name in ("run", "there/y", "own", "hard", "soft"):
             assert total(session.data(file[name])) == file[name][:].sum()
+        assert session.data(file["run"]).path == str(tmp_path / "run.h5")
         for name in ("data", "here/y"):
             assert total(file[name]) == file[name][:].sum()
             with pytest.raises(
@@ -535,8 +508,6 @@ def test_links_of_hdf5(session, tmp_path):
 
 
 def test_a_file_that_nobody_may_read(tmp_path, monkeypatch):
-    import h5py
-
     from synkro.storage import hdf5
 
     with h5py.File(write(tmp_path, "hdf5", ARRAY)) as file:
@@ -552,7 +523,6 @@ def test_a_file_that_nobody_may_read(tmp_path, monkeypatch):
 
 def test_a_codec_that_only_the_program_knows(session, tmp_path):
     import numcodecs
-    import zarr
 
     class Negative(numcodecs.abc.Codec):
         codec_id = "negative"
@@ -596,8 +566,6 @@ def test_lists_of_datasets(session, tmp_path, kind):
 
 
 def test_an_argument_that_was_written_anew(session, tmp_path):
-    import zarr
-
     path = write(tmp_path, "zarr 3", ARRAY)
     opened = source(path)
     f = session.function(lambda x: x, outputs="gather")
@@ -607,18 +575,6 @@ def test_an_argument_that_was_written_anew(session, tmp_path):
         f(opened)
     for _ in range(2):
         assert np.array_equal(f(source(path)), ARRAY + 1)
-
-
-def test_links_to_other_files_work(session, tmp_path):
-    import h5py
-
-    path = write(tmp_path, "hdf5", ARRAY)
-    with h5py.File(tmp_path / "links.h5", "w") as file:
-        file["there"] = h5py.ExternalLink(path, "/group/x")
-    with h5py.File(tmp_path / "links.h5") as file:
-        x = session.data(file["there"])
-    assert x.path == path
-    assert np.array_equal(session.function(lambda x: x, outputs="gather")(x), ARRAY)
 
 
 def test_a_file_that_was_replaced_while_it_was_open(session, tmp_path):
@@ -657,8 +613,6 @@ def test_it_belongs_to_its_session_and_is_no_global(session, path):
 
 
 def test_what_is_of_h5py_is_no_global(session, tmp_path):
-    import h5py
-
     with h5py.File(write(tmp_path, "hdf5", ARRAY)) as file:
         dataset = file["group/x"]
         for use in (lambda x: x + dataset[0], lambda x: x + file["group/x"][0]):
@@ -761,9 +715,6 @@ def pss(pid):
 @pytest.mark.parametrize("kind", ["hdf5 gzip", "zarr 3"])
 def test_memory_is_that_of_two_pieces(session, tmp_path, kind):
     """A file of 96 MB, of which a rank may have 4 MB: two pieces, and a chunk on its way."""
-    import h5py
-    import zarr
-
     rows, slices = 12 << 10, 16
     if kind.startswith("hdf5"):
         with h5py.File(tmp_path / "x", "w") as file:
@@ -782,25 +733,26 @@ def test_memory_is_that_of_two_pieces(session, tmp_path, kind):
     assert max(growth) < x.nbytes / len(session.pids) / 2
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_strings_of_hdf5(session, tmp_path, encoding):
-    """h5py gives UTF-8 to its own arrays only."""
-    import h5py
-
-    texts = np.array([f"{'é' if encoding == 'utf-8' else 'e'}{n}".encode() for n in range(50)], "S8")
-    with h5py.File(tmp_path / "texts.h5", "w") as file:
-        file["x"] = texts.astype(h5py.string_dtype(encoding, 8))
+@pytest.mark.parametrize("kind", ["utf-8", "ascii", "dates"])
+def test_strings_and_dates_of_hdf5(session, tmp_path, kind):
+    """h5py gives UTF-8, and its type of dates, to its own arrays only."""
+    if kind == "dates":
+        values = np.arange(50).astype("M8[s]")
+        dtype = h5py.opaque_dtype(values.dtype)
+    else:
+        values = np.array([f"{'é' if kind == 'utf-8' else 'e'}{n}".encode() for n in range(50)], "S8")
+        dtype = h5py.string_dtype(kind, 8)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = values.astype(dtype)
     same = session.function(lambda x: x, outputs="gather")
-    with h5py.File(tmp_path / "texts.h5", "r") as file:
+    with h5py.File(tmp_path / "x.h5", "r") as file:
         x = session.data(file["x"])
-        np.testing.assert_array_equal(same(file["x"]), texts)
-    np.testing.assert_array_equal(same(x, num_slices=2, batch=[49, 3, 3]), texts[[49, 3, 3]])
-    np.testing.assert_array_equal(x[10:12], texts[10:12])
+        np.testing.assert_array_equal(same(file["x"]), values)
+    np.testing.assert_array_equal(same(x, num_slices=2, batch=[49, 3, 3]), values[[49, 3, 3]])
+    np.testing.assert_array_equal(x[10:12], values[10:12])
 
 
 def test_fields_of_hdf5(session, tmp_path):
-    import h5py
-
     records = np.zeros(20, [("m", "f4", (5,)), ("x", "f8")])
     records["m"], records["x"] = np.arange(100).reshape(20, 5), np.arange(20)
     same = session.function(lambda x: x, outputs="gather")
@@ -817,17 +769,3 @@ def test_fields_of_hdf5(session, tmp_path):
                 whole({"x": view})[2],
             ):
                 np.testing.assert_array_equal(got, records[names])
-
-
-def test_dates_of_hdf5(session, tmp_path):
-    """h5py keeps them in a type that only its own arrays take."""
-    import h5py
-
-    dates = np.arange(50).astype("M8[s]")
-    with h5py.File(tmp_path / "dates.h5", "w") as file:
-        file["x"] = dates.astype(h5py.opaque_dtype(dates.dtype))
-    with h5py.File(tmp_path / "dates.h5", "r") as file:
-        x = session.data(file["x"])
-    same = session.function(lambda x: x, outputs="gather")
-    np.testing.assert_array_equal(same(x, num_slices=2, batch=[49, 3, 3]), dates[[49, 3, 3]])
-    np.testing.assert_array_equal(x[10:12], dates[10:12])

@@ -169,11 +169,13 @@ def test_rows_refuse_it_and_broadcasts_keep_it(two, loses):
                 f([value, value])
     kept = synk.function(lambda a: a, outputs=None, bcast_inputs=["a"])
     assert [type(each).__name__ for each in kept(value)] == [type(value).__name__] * 2
+    (name,) = synk.map(lambda i, a: type(a).__name__, [1], common={"a": value})
+    assert name == type(value).__name__
 
 
 def test_records_with_a_field_that_is_called_mask_are_no_masked_array(two):
     records = np.zeros(4, [("mask", "f8")]).view(np.recarray)
-    with pytest.raises(InvalidType, match="whose rows would be plain arrays"):
+    with pytest.raises(InvalidType, match=r"whose rows would be plain arrays: give np\.asarray"):
         synk.function(lambda a: a.mask, outputs="gather")(records)
 
 

@@ -28,7 +28,8 @@ def polars():
     return pytest.importorskip("polars", reason="needs polars")
 
 
-def summing(session):
+@pytest.fixture
+def total(session):
     return session.function(lambda x: x.sum(axis=0), outputs="sum", name="total")
 
 
@@ -42,8 +43,7 @@ def shown(frame):
     return "name in frame}" if hasattr(frame, "iloc") else "name in frame.columns}"
 
 
-def test_a_table_of_one_dtype_is_its_array(session, library):
-    total = summing(session)
+def test_a_table_of_one_dtype_is_its_array(session, total, library):
     frame = library.DataFrame({"a": np.arange(7.0), "b": np.ones(7)})
     assert total(frame).tolist() == [21, 7]
     assert total.as_serial(frame).tolist() == [21, 7]
@@ -51,16 +51,14 @@ def test_a_table_of_one_dtype_is_its_array(session, library):
     assert session.data(library.DataFrame({"a": np.arange(7)})).dtype == np.int64
 
 
-def test_integers_that_a_float_can_hold_are_taken(session, library):
-    total = summing(session)
+def test_integers_that_a_float_can_hold_are_taken(total, library):
     frame = library.DataFrame({"id": np.array([1, 2**53]), "value": [0.5, np.nan], "low": [1, -3]})
     assert np.array_equal(total(frame), [2**53 + 1.0, np.nan, -2], equal_nan=True)
     small = library.DataFrame({"a": np.array([1, 2], np.float32), "b": np.array([1, 2], np.int64)})
     assert total(small).tolist() == [3, 3]
 
 
-def test_integers_that_a_float_cannot_hold_are_refused(session, library):
-    total = summing(session)
+def test_integers_that_a_float_cannot_hold_are_refused(total, library):
     frame = library.DataFrame({"value": [0.5, 1.5], "id": np.array([7, BIG])})
     named = str(frame["id"].dtype)
     with pytest.raises(InvalidType) as caught:
@@ -74,8 +72,7 @@ def test_integers_that_a_float_cannot_hold_are_refused(session, library):
     )
 
 
-def test_unsigned_beside_signed_integers(session, library):
-    total = summing(session)
+def test_unsigned_beside_signed_integers(total, library):
     frame = library.DataFrame({"a": np.array([2**64 - 1], np.uint64), "b": np.array([1])})
     with pytest.raises(
         InvalidType, match=r"'a' \((uint64|UInt64)\) would have 1\.8446744073709552e\+19"
@@ -84,8 +81,7 @@ def test_unsigned_beside_signed_integers(session, library):
     total(library.DataFrame({"a": np.array([2**63], np.uint64), "b": np.array([1])}))
 
 
-def test_it_is_refused_wherever_an_array_can_be_given(session, library):
-    total = summing(session)
+def test_it_is_refused_wherever_an_array_can_be_given(session, total, library):
     frame = library.DataFrame({"value": [0.5, 1.5], "id": np.array([7, BIG])})
     data, variable = session.data(np.zeros((2, 2))), session.shared(np.zeros((2, 2)))
     for use in (
@@ -114,16 +110,14 @@ def test_a_broadcast_one_arrives_as_it_is(session, library):
             assert found.equals(table)
 
 
-def test_bools_beside_numbers_are_refused(session, library):
-    total = summing(session)
+def test_bools_beside_numbers_are_refused(total, library):
     frame = library.DataFrame({"value": [0.5, 1.5], "ok": [True, False]})
     with pytest.raises(InvalidType, match=r"would be of (object|float64)\. Give functions a dict"):
         total(frame)
     total(library.DataFrame({"a": [True, False], "b": [True, True]}))
 
 
-def test_text_is_refused_by_its_name(session, library):
-    total = summing(session)
+def test_text_is_refused_by_its_name(total, library):
     frame = library.DataFrame({"value": [0.5, 1.5], "city": ["Rome", "Oslo"]})
     with pytest.raises(InvalidType, match=r"'city' \((object|str|String)\) holds what is no number\."):
         total(frame)
@@ -142,8 +136,7 @@ def test_the_dict_of_columns_works(session, library):
     assert f(held, batch=[0, 2])["id"] == (BIG + 1, 2)
 
 
-def test_a_submitted_table_is_that_of_the_submit(session, library):
-    total = summing(session)
+def test_a_submitted_table_is_that_of_the_submit(total, library):
     frame = library.DataFrame({"a": np.arange(4), "b": np.ones(4)})
     future = total.submit(frame)
     if hasattr(frame, "iloc"):
@@ -153,9 +146,7 @@ def test_a_submitted_table_is_that_of_the_submit(session, library):
     assert future.result().tolist() == [6, 4]
 
 
-def test_columns_of_pandas(session, pandas):
-    total = summing(session)
-
+def test_columns_of_pandas(total, pandas):
     def refused(dtype, column, problem, **others):
         frame = pandas.DataFrame({"c": column, **others})
         with pytest.raises(InvalidType, match=rf"'c' \({dtype}.*\) {problem}"):
@@ -179,9 +170,7 @@ def test_columns_of_pandas(session, pandas):
     assert total(pandas.DataFrame({"c": [1, 2], "d": [0.5, 1]})["c"]) == 3
 
 
-def test_columns_of_polars(session, polars):
-    total = summing(session)
-
+def test_columns_of_polars(total, polars):
     def refused(column, problem):
         frame = polars.DataFrame({"c": column, "other": [1, 2]})
         with pytest.raises(InvalidType, match=rf"'c' \({column.dtype}.*\) {problem}"):

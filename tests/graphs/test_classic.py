@@ -1,5 +1,7 @@
 """Programs in the style of Synkhronos, by position and by name, beside plain functions of PyTensor."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -53,23 +55,6 @@ def model():
 # ── functions ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_function_by_position_and_by_name(n):
-    x, y = T.matrix("x"), T.matrix("y")
-    z = T.mean(x.dot(y), axis=0)
-    f_th = pytensor.function([x, y], z)
-    weights = RNG.standard_normal((4, 3))
-    for f in (
-        synk.function([x], z, [y]),
-        synk.function([x], bcast_inputs=[y], outputs=z),
-        synk.function(inputs=[x], outputs=z, bcast_inputs=[y]),
-    ):
-        synk.distribute()
-        x_data, y_data = f.build_inputs(ROWS, weights)
-        assert np.allclose(f(x_data, y_data), f_th(ROWS, weights))
-        assert np.allclose(f(x_data, y=y_data, num_slices=4), f_th(ROWS, weights))
-        assert np.allclose(f.as_theano(ROWS, weights), f_th(ROWS, weights))
-
-
 def test_data_by_position_and_by_name(n):
     x = T.fmatrix("x")
     by_place = synk.data(ROWS, x, None, None, None, True, True, 1.5, "rows")
@@ -93,64 +78,6 @@ def test_data_by_position_and_by_name(n):
     assert by_place.shape == (5, 4)
 
 
-def test_outputs_with_operations_and_a_subset_of_them(n):
-    x = T.matrix("x")
-    f = synk.function([x], [x.mean(axis=0), (x.sum(), "sum"), (x.max(axis=0), "max")])
-    data = f.build_inputs(ROWS)
-    assert isinstance(data, synk.Data)
-    mean, total, biggest = f(data)
-    assert np.allclose(mean, ROWS.mean(axis=0))
-    assert np.allclose(total, ROWS.sum())
-    assert np.array_equal(biggest, ROWS.max(axis=0))
-    (total,) = f(data, output_subset=[1], batch=slice(10, 40), num_slices=2)
-    assert np.allclose(total, ROWS[10:40].sum())
-    (alone,) = synk.function([x], [x.mean()])(data)
-    assert np.allclose(alone, ROWS.mean())
-
-
-def test_updates_stay_on_their_ranks(n):
-    x, s = T.matrix("x"), pytensor.shared(np.ones(4), name="s")
-    step = [(s, T.sum(x * s, axis=0))]
-    f = synk.function([x], updates=step)
-    f_th = pytensor.function([x], [], updates=step)
-    parts = np.split(ROWS, n)
-    f(synk.data(ROWS))
-    assert np.allclose(synk.gather(s, nd_up=1), [part.sum(axis=0) for part in parts])
-    synk.reduce(s, "sum")
-    total = ROWS.sum(axis=0)
-    assert np.allclose(synk.get_value(n - 1, s), total)  # the master rank's
-    assert np.allclose(synk.get_value(0, s), parts[0].sum(axis=0))
-    assert np.allclose(s.get_value(), total)
-    s.set_value(np.ones(4))
-    f_th(ROWS)
-    assert np.allclose(s.get_value(), total)
-    synk.broadcast(s, np.ones(4))
-    f(synk.data(ROWS))
-    synk.all_reduce(s, op="sum")
-    assert np.allclose(synk.gather(s), [total] * n)
-
-
-def test_a_shared_variable_that_is_sliced(n):
-    s = pytensor.shared(np.zeros((10, 2)), name="s")
-    f = synk.function([], outputs=(s, "gather"), sliceable_shareds=[s])
-    g = synk.function([], (s.sum(axis=0), "sum"), None, None, None, [s])
-    table = np.arange(24.0 * n).reshape(12 * n, 2)
-    synk.scatter(s, synk.data(value=table))
-    parts = np.split(table, n)
-    each = [slice(rank, rank + 3) for rank in range(n)]
-    lists = [[rank, 7, 7] for rank in range(n)]
-    for batch_s, rows in [
-        (None, parts),
-        ([4, 0, 7, 4], [part[[4, 0, 7, 4]] for part in parts]),
-        (slice(3, 9), [part[3:9] for part in parts]),
-        (each, [part[rows] for part, rows in zip(parts, each)]),
-        (lists, [part[rows] for part, rows in zip(parts, lists)]),
-    ]:
-        for slices in (1, 3):
-            assert np.array_equal(f(batch_s=batch_s, num_slices=slices), np.concatenate(rows))
-            assert np.allclose(g(batch_s=batch_s, num_slices=slices), np.concatenate(rows).sum(axis=0))
-
-
 def test_givens_put_data_into_a_graph(n):
     x, t, _, loss = model()
     s_x, s_t = pytensor.shared(ROWS[:1]), pytensor.shared(ANSWERS[:1])
@@ -159,23 +86,6 @@ def test_givens_put_data_into_a_graph(n):
     f_th = pytensor.function([x, t], loss)
     assert synk.get_lengths(s_x) == [120 // n] * n
     assert np.allclose(f(num_slices=3), f_th(ROWS, ANSWERS))
-
-
-def test_minibatches_are_in_the_order_of_the_batch(n):
-    x, w, y = T.matrix("x"), T.matrix("w"), T.matrix("y")
-    z = ((x + w).dot(y), "gather")
-    f = synk.function([x, w], z, [y])
-    weights = RNG.standard_normal((4, 2))
-    x_data, y_data = synk.data(ROWS), synk.data(weights)
-    mask = RNG.random(120) < 0.3
-    for batch in (40, slice(20, 60), slice(60, 20, -3), RNG.integers(0, 120, 31).tolist(), mask):
-        rows = ROWS[slice(batch) if isinstance(batch, int) else batch]
-        own = RNG.standard_normal(rows.shape)
-        w_data = synk.data(own, minibatch=True)
-        for slices in (1, 4):
-            got = f(x_data, w_data, y_data, batch=batch, num_slices=slices)
-            assert np.allclose(got, (rows + own).dot(weights))
-            assert np.allclose(got, f.as_theano(rows, own, weights))
 
 
 # ── collectives ──────────────────────────────────────────────────────────────────────────────────────
@@ -255,17 +165,18 @@ def test_a_collective_inside_a_function_has_its_own_form(n):
 # ── training ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def plain_steps(rule, options, batches):
-    """The losses and the parameters of serial steps, by plain functions of PyTensor."""
-    x, t, params, loss = model()
-    of_gradient, of_params, _ = rule(loss, params, **options)
+def check_steps(rule, batches, losses, params):
+    """They are those of serial steps, by plain functions of PyTensor; all ranks have the same."""
+    x, t, own, loss = model()
+    of_gradient, of_params, _ = rule(loss, own, **RULES[rule])
     f_gradient = pytensor.function([x, t], loss, updates=of_gradient)
     f_params = pytensor.function([], [], updates=of_params)
-    losses = []
-    for batch in batches:
-        losses.append(f_gradient(ROWS[batch], ANSWERS[batch]))
+    for batch, found in zip(batches, losses, strict=True):
+        np.testing.assert_allclose(found, f_gradient(ROWS[batch], ANSWERS[batch]))
         f_params()
-    return losses, [param.get_value() for param in params]
+    for param, value in zip(params, own, strict=True):
+        np.testing.assert_allclose(param.get_value(), value.get_value())
+        assert all(np.array_equal(one, param.get_value()) for one in synk.gather(param))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -283,11 +194,7 @@ def test_the_three_functions_of_a_step(n, rule):
         losses.append(f_gradient(x_data, t_data, batch=batch))
         synk.all_reduce(gradient)
         f_params()
-    want, values = plain_steps(rule, RULES[rule], batches)
-    np.testing.assert_allclose(losses, want)
-    for param, value in zip(params, values, strict=True):
-        np.testing.assert_allclose(param.get_value(), value)
-        assert all(np.array_equal(one, param.get_value()) for one in synk.gather(param))
+    check_steps(rule, batches, losses, params)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -297,11 +204,7 @@ def test_a_training_function_is_exact_for_any_number_of_rows(n, rule):
     step = train.make_train_function(loss, params, x, t, rule, **RULES[rule])
     x_data, t_data = synk.data(ROWS), synk.data(ANSWERS)
     losses = [step(x_data, t_data, batch) for batch in batches]
-    want, values = plain_steps(rule, RULES[rule], batches)
-    np.testing.assert_allclose(losses, want)
-    for param, value in zip(params, values, strict=True):
-        np.testing.assert_allclose(param.get_value(), value)
-        assert all(np.array_equal(one, param.get_value()) for one in synk.gather(param))
+    check_steps(rule, batches, losses, params)
 
 
 def test_a_rule_of_the_users_own(n):
@@ -373,12 +276,6 @@ def test_parameters_of_single_precision(n):
 
 def test_what_is_no_step_is_refused_in_words(n):
     x, t, params, loss = model()
-    with pytest.raises(
-        InvalidType, match=r"update_rule must be a function of .*updates\.sgd; got <class"
-    ):
-        train.make_train_function(loss, params, x, t, synk.extensions.sgd, 0.1)
-    with pytest.raises(InvalidType, match=r"an update rule returns three things"):
-        train.make_train_function(loss, params, x, t, lambda loss, params: [])
 
     def noisy(loss, params):
         rng = pytensor.shared(np.random.default_rng(0))
@@ -386,22 +283,31 @@ def test_what_is_no_step_is_refused_in_words(n):
         of_gradient, of_params, gradient = updates.sgd(loss, params, 0.1)
         return of_gradient, [(p, new + draw) for p, new in of_params] + [(rng, following)], gradient
 
-    with pytest.raises(InvalidValue, match=r"the rule draws random numbers for the parameters"):
-        train.make_train_function(loss, params, x, t, noisy)
-    with pytest.raises(InvalidValue, match=r"the rule has no updates of parameters"):
-        train.make_train_function(
-            loss, params, x, t, lambda *_: ([(params[1], params[1] + 1)], [], params[1])
-        )
-    with pytest.raises(InvalidType, match=r"the learning rate must be a number .* got 'fast'"):
-        updates.adam(loss, params, "fast")
-    with pytest.raises(InvalidValue, match=r"params names w twice"):
-        updates.adam(loss, [params[0]] * 2)
-    with pytest.raises(InvalidType, match=r"params must be a list of shared variables"):
-        updates.sgd(loss, [x], 0.1)
-    with pytest.raises(InvalidValue, match=r"params is empty"):
-        updates.sgd(loss, [], 0.1)
-    with pytest.raises(InvalidType, match=r"the loss must be a float without dimensions"):
-        updates.sgd(x, params, 0.1)
+    def without(loss, params):
+        return [(params[1], params[1] + 1)], [], params[1]
+
+    made, sgd = partial(train.make_train_function, loss, params, x, t), updates.sgd
+    for call, error, says in (
+        (
+            lambda: made(synk.extensions.sgd, 0.1),
+            InvalidType,
+            r"update_rule must be a function of .*updates\.sgd; got <class",
+        ),
+        (lambda: made(lambda *_: []), InvalidType, "an update rule returns three things"),
+        (lambda: made(noisy), InvalidValue, "the rule draws random numbers for the parameters"),
+        (lambda: made(without), InvalidValue, "the rule has no updates of parameters"),
+        (
+            lambda: updates.adam(loss, params, "fast"),
+            InvalidType,
+            "rate must be a number .*; got 'fast'",
+        ),
+        (lambda: updates.adam(loss, [params[0]] * 2), InvalidValue, "params names w twice"),
+        (lambda: sgd(loss, [x], 0.1), InvalidType, "params must be a list of shared variables"),
+        (lambda: sgd(loss, [], 0.1), InvalidValue, "params is empty"),
+        (lambda: sgd(x, params, 0.1), InvalidType, "the loss must be a float without dimensions"),
+    ):
+        with pytest.raises(error, match=says):
+            call()
 
 
 def test_get_n_gpu_needs_no_workers(monkeypatch):

@@ -25,6 +25,11 @@ ROWS = np.random.default_rng(0).standard_normal((101, 5))
 session = lasting(2)
 
 
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch", reason="needs PyTorch (the extra torch)")
+
+
 class TestPytrees:
     def test_classes_registered_with_jax_are_so_on_the_workers(self, session):
         jax = pytest.importorskip("jax", reason="needs JAX (the extra jax)")
@@ -66,16 +71,15 @@ class TestPytrees:
 
 class TestJax:
     @pytest.fixture(autouse=True)
-    def wide(self):
+    def jax(self):
+        """JAX, with numbers of 64 bits."""
         jax = pytest.importorskip("jax", reason="needs JAX (the extra jax)")
         before = jax.config.jax_enable_x64
         jax.config.update("jax_enable_x64", True)
-        yield
+        yield jax
         jax.config.update("jax_enable_x64", before)
 
-    def test_a_compiled_gradient_in_the_precision_of_the_main_process(self, session):
-        import jax
-
+    def test_a_compiled_gradient_in_the_precision_of_the_main_process(self, session, jax):
         loss = jax.jit(lambda w, x: ((x @ w) ** 2).mean())
         gradient = jax.jit(jax.grad(loss))
         f = session.function(gradient, inputs=["x"], bcast_inputs=["w"], name="gradient")
@@ -83,9 +87,7 @@ class TestJax:
         assert got.dtype == np.float64
         np.testing.assert_allclose(got, gradient(np.arange(5.0), ROWS))
 
-    def test_a_precision_that_is_changed_between_calls(self, session):
-        import jax
-
+    def test_a_precision_that_is_changed_between_calls(self, session, jax):
         jax.config.update("jax_enable_x64", False)
         f = session.function(jax.jit(lambda x: x + 0), inputs=["x"], outputs="gather")
         x = session.data(np.arange(4) + 2.0**40)
@@ -104,9 +106,8 @@ class TestJax:
         np.testing.assert_allclose(got["sum"], ROWS.sum(axis=0))
         assert got["extremes"] == (ROWS.max(), [ROWS.min()])
 
-    def test_arrays_arrive_as_those_of_jax_and_params_as_pytrees(self, session):
-        import jax
-        import jax.numpy as jnp
+    def test_arrays_arrive_as_those_of_jax_and_params_as_pytrees(self, session, jax):
+        jnp = jax.numpy
 
         class Params(NamedTuple):
             w: object
@@ -135,19 +136,14 @@ class TestJax:
         rows = session.data(ROWS)
         assert f(rows, rows) == [True, True]
 
-    def test_annotated_parameters_get_arrays_of_jax(self, session):
-        import jax
-        import jax.numpy as jnp
-
-        def are(x: jax.Array, y: "jax.Array", z: jnp.ndarray, v: jax.Array | None, other):
+    def test_annotated_parameters_get_arrays_of_jax(self, session, jax):
+        def are(x: jax.Array, y: "jax.Array", z: jax.numpy.ndarray, v: jax.Array | None, other):
             return [isinstance(array, jax.Array) for array in (x, y, z, v, other)]
 
         got = session.function(are, outputs="max")(*[ROWS] * 5)
         assert got == [True, True, True, True, False]
 
-    def test_random_keys_are_refused_by_name(self, session):
-        import jax
-
+    def test_random_keys_are_refused_by_name(self, session, jax):
         f = session.function(lambda key, x: x.sum(), bcast_inputs="key", name="draw")
         with pytest.raises(InvalidType, match=r"argument 'key' of the function 'draw'.*key_data"):
             f(jax.random.key(0), ROWS)
@@ -160,25 +156,19 @@ class TestJax:
         with pytest.raises(OutputError, match="key_data"):
             session.function(keys)(ROWS)
 
-    def test_collectives_of_what_is_traced_are_refused(self, session):
-        import jax
-
+    def test_collectives_of_what_is_traced_are_refused(self, session, jax):
         f = session.function(jax.jit(lambda x: synkro.all_reduce(x)))
         with pytest.raises(WorkerError, match=r"no values while JAX traces.*outside of that part"):
             f(ROWS)
 
-    def test_parallel_maps_are_refused_with_advice(self, session):
-        import jax
-
+    def test_parallel_maps_are_refused_with_advice(self, session, jax):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             mapped = jax.pmap(lambda x: x)
         with pytest.raises(InvalidType, match="the workers are the parallel map"):
             session.function(mapped)(ROWS)
 
-    def test_executables_are_refused_with_advice(self, session):
-        import jax
-
+    def test_executables_are_refused_with_advice(self, session, jax):
         gc.collect()  # functions that were refused before are not to be sent with this one
         compiled = jax.jit(lambda x: x + 1).lower(ROWS).compile()
         f = session.function(compiled)
@@ -240,11 +230,8 @@ def test_what_cannot_travel_is_refused_with_advice(session, thing, advice):
         held.close()
 
 
+@pytest.mark.usefixtures("torch")
 class TestTorch:
-    @pytest.fixture(autouse=True)
-    def there(self):
-        pytest.importorskip("torch", reason="needs PyTorch (the extra torch)")
-
     def test_outputs_lose_their_history(self, session):
         def loss(x, w):
             import torch
@@ -259,9 +246,7 @@ class TestTorch:
         np.testing.assert_allclose(gradient, 2 * ROWS.T @ (ROWS @ np.arange(5.0)) / 101)
         np.testing.assert_allclose(parameter, np.arange(5.0))
 
-    def test_a_tensor_that_changes_here_in_every_call(self, session):
-        import torch
-
+    def test_a_tensor_that_changes_here_in_every_call(self, session, torch):
         weights = torch.zeros(2)
         f = session.function(lambda: weights.sum(), outputs="max")
         for number in range(1, 10):  # without a warning
@@ -269,9 +254,7 @@ class TestTorch:
                 weights.add_(1)
             assert f() == 2 * number
 
-    def test_a_tensor_that_changed_here_and_there(self, session):
-        import torch
-
+    def test_a_tensor_that_changed_here_and_there(self, session, torch):
         for calls in (1, 2, 3):  # the second is one in which all is looked at
             weights = torch.zeros(2)
             f = session.function(lambda: weights.add_(1).sum(), outputs="max")
@@ -283,9 +266,7 @@ class TestTorch:
             ):
                 f()
 
-    def test_what_is_written_past_its_version_is_warned_of(self, session):
-        import torch
-
+    def test_what_is_written_past_its_version_is_warned_of(self, session, torch):
         weights = torch.zeros(2)
         f = session.function(lambda: weights.sum(), outputs="max")
         f()
@@ -310,22 +291,9 @@ class TestTorch:
         assert got.dtype.name == "bfloat16"
         assert got.astype("f4").tolist() == [1000.0] * 3  # in bfloat16, ones end at 256
 
-    def test_a_module_with_its_parameters(self, session):
-        import torch
-
-        model = torch.nn.Linear(5, 2).double()
-
-        def predict(x):
-            return model(torch.tensor(x))
-
-        got = session.function(predict, outputs="gather")(ROWS)
-        np.testing.assert_allclose(got, model(torch.tensor(ROWS)).detach().numpy())
-
     @pytest.mark.parametrize("batch", [None, slice(None, None, -2), [5, 3, 3]])
     @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-    def test_tensors_arrive_as_tensors(self, session, batch, dtype):
-        import torch
-
+    def test_tensors_arrive_as_tensors(self, session, torch, batch, dtype):
         def total(x, w):
             return (x * w).sum(dim=0, dtype=torch.float64), w.requires_grad
 
@@ -340,9 +308,7 @@ class TestTorch:
         serial = f.as_serial(session.data(x), w.detach())[0]
         np.testing.assert_allclose(serial, x.to(torch.float64).sum(dim=0))
 
-    def test_annotated_parameters_get_tensors(self, session):
-        import torch
-
+    def test_annotated_parameters_get_tensors(self, session, torch):
         def total(x: torch.Tensor, y: "torch.Tensor", z):
             return x.sum() + y.sum(), isinstance(z, torch.Tensor)
 
@@ -351,9 +317,7 @@ class TestTorch:
             False,
         )
 
-    def test_big_endian_arrays_become_native_tensors(self, session, tmp_path):
-        import torch
-
+    def test_big_endian_arrays_become_native_tensors(self, session, torch, tmp_path):
         rows = ROWS.astype(">f8")
         np.save(tmp_path / "rows.npy", rows)
         mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
@@ -366,18 +330,14 @@ class TestTorch:
             np.testing.assert_array_equal(f(x, num_slices=2), rows * 2)
 
     @pytest.mark.parametrize("annotation", ["torch.Tensor | None", "Optional[torch.Tensor]", None])
-    def test_annotations_of_what_may_be_none(self, session, annotation):
-        import torch
-
+    def test_annotations_of_what_may_be_none(self, session, torch, annotation):
         def is_tensor(x):
             return type(x).__name__ == "Tensor"
 
         is_tensor.__annotations__["x"] = annotation or torch.Tensor | None
         assert session.function(is_tensor, outputs=None)(ROWS) == [True, True]
 
-    def test_data_that_gets_a_tensor(self, session):
-        import torch
-
+    def test_data_that_gets_a_tensor(self, session, torch):
         x = session.data(ROWS)
         f = session.function(lambda x: type(x).__name__ == "Tensor", outputs=None)
         assert f(x) == [False, False]
@@ -396,17 +356,13 @@ class TestTorch:
         ids=["coo", "csr", "csc", "meta", "float8"],
     )
     @pytest.mark.filterwarnings("ignore:Sparse:UserWarning")  # that they are in beta state
-    def test_tensors_that_numpy_has_no_array_for(self, session, made):
-        import torch
-
+    def test_tensors_that_numpy_has_no_array_for(self, session, torch, made):
         with pytest.raises(InvalidType, match=r"argument 'x' .*NumPy has no array.*\.to_dense\(\)"):
             session.function(lambda x: x)(made(torch))
         with pytest.raises(WorkerError, match="NumPy has no array"):
             session.function(lambda: made(torch))()
 
-    def test_the_default_dtype_goes_along(self, session):
-        import torch
-
+    def test_the_default_dtype_goes_along(self, session, torch):
         def is_double():
             import torch
 
@@ -419,9 +375,7 @@ class TestTorch:
             torch.set_default_dtype(torch.float32)
         assert session.function(lambda: is_double(), outputs=None)() == [False, False]
 
-    def test_modules_are_functions(self, session):
-        import torch
-
+    def test_modules_are_functions(self, session, torch):
         model = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.ReLU()).double()
         expected = model(torch.tensor(ROWS)).detach().numpy()
         for fn in (model, model.forward, torch.compile(model, backend="eager")):
@@ -430,9 +384,7 @@ class TestTorch:
             np.testing.assert_allclose(f(input=session.data(ROWS)), expected)
             np.testing.assert_allclose(f.as_serial(ROWS).detach().numpy(), expected)
 
-    def test_functional_call_with_broadcast_parameters(self, session):
-        import torch
-
+    def test_functional_call_with_broadcast_parameters(self, session, torch):
         model = torch.nn.Linear(5, 1).double()
 
         def gradient(params, x):
@@ -446,7 +398,7 @@ class TestTorch:
         for name, value in gradient(params, torch.tensor(ROWS)).items():
             np.testing.assert_allclose(got[name], value)
 
-    def test_collectives_return_tensors(self, session):
+    def test_collectives_return_tensors(self, session, torch):
         def fold(x):
             import torch
 
@@ -463,8 +415,6 @@ class TestTorch:
             assert all(isinstance(part, torch.Tensor) for part in parts)
             return total["flat"]
 
-        import torch
-
         got = session.function(fold, outputs=None)(torch.tensor(ROWS))
         for one in got:
             np.testing.assert_allclose(one, [*ROWS.sum(0), ROWS.sum()])
@@ -479,18 +429,14 @@ class TestTorch:
         with running(1, threads_per_worker=1) as session:
             assert session.function(threads, outputs="max")() == 1
 
-    def test_what_cannot_travel_is_refused_with_advice(self, session):
-        import torch
-
+    def test_what_cannot_travel_is_refused_with_advice(self, session, torch):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             script = torch.jit.script(torch.nn.Linear(5, 2))
         with pytest.raises(InvalidType, match=r"torch\.jit\.save"):
             session.function(script)(ROWS)
 
-    def test_compiled_functions_are_compiled_there(self, session):
-        import torch
-
+    def test_compiled_functions_are_compiled_there(self, session, torch):
         compiled = torch.compile(lambda x: x + 1, backend="eager")
         f = session.function(compiled, outputs="gather")
         assert np.array_equal(f(ROWS), ROWS + 1)
@@ -498,14 +444,13 @@ class TestTorch:
         again = session.function(lambda x: compiled(torch.as_tensor(x.copy())), outputs="gather")
         assert np.array_equal(again(ROWS), ROWS + 1)
 
-    def test_writing_to_an_input_ends_the_worker_with_a_hint(self):
-        import torch
-
+    def test_writing_to_an_input_ends_the_worker_with_a_hint(self, torch):
         session = synkro.Session(devices=["cpu"], verbose=False, timeout=60)
         with session, pytest.raises(WorkerDied, match=r"read-only.*\.clone\(\)"):
             session.function(lambda x: x.add_(1), outputs="gather")(torch.tensor(ROWS))
 
 
+@pytest.mark.usefixtures("torch")
 class TestSettingsOfModels:
     """What the program sets in a model of any size is there at the next call."""
 
@@ -530,28 +475,20 @@ class TestSettingsOfModels:
             model.eval()
             assert validate() == 0
 
-    def test_numbers_and_strings_of_its_last_layers(self, session):
+    def test_attributes_of_its_last_layers_that_come_and_go(self, session):
         model = self.large()
         last = model[-2]
-        f = session.function(lambda: (last.p, model[-1].momentum, model[-2].extra), outputs=None)
-        last.extra = "none"
+        look = lambda: (last.p, model[-1].momentum, getattr(model[-2], "extra", None))  # noqa: E731
+        f = session.function(look, outputs=None)
+        assert f() == [look()] * 2
         for turn in range(40):
             last.p, model[-1].momentum, last.extra = turn / 50, None if turn % 2 else 0.1, f"turn {turn}"
-            assert f() == [(last.p, model[-1].momentum, last.extra)] * 2
+            assert f() == [look()] * 2
+            if turn % 4 == 3:
+                del last.extra
+                assert f() == [look()] * 2
 
-    def test_attributes_that_come_and_go(self, session):
-        model = self.large()
-        f = session.function(lambda: getattr(model[-2], "extra", None), outputs=None)
-        assert f() == [None] * 2
-        for turn in range(9):
-            model[-2].extra = turn
-            assert f() == [turn] * 2
-            del model[-2].extra
-            assert f() == [None] * 2
-
-    def test_which_parameters_are_frozen_and_what_they_hold(self, session):
-        import torch
-
+    def test_which_parameters_are_frozen_and_what_they_hold(self, session, torch):
         model = self.large()
         f = session.function(
             lambda: (model[0].weight.requires_grad, float(model[-3].weight.detach()[0, 0])), outputs=None
@@ -629,9 +566,7 @@ class TestNumba:
         lines = [line for line in printed.splitlines() if "compiling" in line]
         assert [line[9:] for line in lines] == verbose * ["Synkro is compiling 'halves'..."]
 
-    def test_arrays_of_other_libraries_come_as_those_of_numpy(self, session, numba):
-        torch = pytest.importorskip("torch", reason="needs PyTorch (the extra torch)")
-
+    def test_arrays_of_other_libraries_come_as_those_of_numpy(self, session, numba, torch):
         @numba.njit
         def total(x):
             return x.sum()
@@ -771,7 +706,6 @@ class TestKernelsOfNumba:
             assert type(more).__name__ in found[2]
 
 
-def test_sparse_tensors_that_tasks_read(session):
-    torch = pytest.importorskip("torch", reason="needs PyTorch (the extra torch)")
+def test_sparse_tensors_that_tasks_read(session, torch):
     sparse = torch.eye(2).to_sparse()
     assert session.map(lambda k: float(sparse.to_dense().sum()) * k, [1, 2]) == [2, 4]

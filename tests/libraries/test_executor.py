@@ -1,5 +1,6 @@
 """Libraries that take a pool, on ``synk.Executor``: as their users write it, with one line changed."""
 
+import functools
 import multiprocessing
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 import synkro as synk
 from support.programs import ROOT
+from support.together import together
 
 pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -205,28 +207,15 @@ def slow(n):
 
 def test_joblib_in_several_threads(joblib):
     """Each call has workers of its own: none ends those of another."""
-    found = {}
 
-    def work(name, jobs, function, count):
+    def work(jobs, function, count):
         parallel = joblib.Parallel(jobs, backend="synkro", batch_size=1)
-        try:
-            found[name] = parallel(joblib.delayed(function)(n) for n in range(count))
-        except KeyError as error:
-            found[name] = error
+        return parallel(joblib.delayed(function)(n) for n in range(count))
 
-    calls = {
-        "long": (2, slow, 60),
-        "other": (3, slow, 9),
-        "fails": (2, fail_at, 9),
-        "short": (2, slow, 5),
-    }
-    threads = [threading.Thread(target=work, args=(name, *call)) for name, call in calls.items()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert type(found.pop("fails")) is KeyError
-    assert found == {"long": list(range(60)), "other": list(range(9)), "short": list(range(5))}
+    calls = (2, slow, 60), (3, slow, 9), (2, fail_at, 9), (2, slow, 5)
+    *found, error, short = together(*(functools.partial(work, *call) for call in calls), seconds=100)
+    assert type(error) is KeyError
+    assert [*found, short] == [list(range(60)), list(range(9)), list(range(5))]
 
 
 def add_up(rows, sums, n):
@@ -257,18 +246,28 @@ def test_scikit_learn(joblib):
         GridSearchCV(make_pipeline(StandardScaler(), SVC()), {"svc__C": [0.1, 1, 10]}, cv=3)
         for _ in range(2)
     )
+    alone.fit(x, y)
     with joblib.parallel_config(backend="synkro", n_jobs=2):
         search.fit(x, y)
         scores = cross_val_score(SVC(), x, y, cv=4)
         forest = RandomForestClassifier(20, random_state=0, n_jobs=2).fit(x, y)
-    alone = GridSearchCV(make_pipeline(StandardScaler(), SVC()), {"svc__C": [0.1, 1, 10]}, cv=3).fit(
-        x, y
-    )
     assert search.best_params_ == alone.best_params_
     assert np.array_equal(search.cv_results_["mean_test_score"], alone.cv_results_["mean_test_score"])
     assert np.array_equal(scores, cross_val_score(SVC(), x, y, cv=4))
     again = RandomForestClassifier(20, random_state=0).fit(x, y)
     assert np.array_equal(forest.predict_proba(x), again.predict_proba(x))
+
+
+def told(*command):
+    """What Python prints of this."""
+    done = subprocess.run(
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": str(ROOT)},
+    )
+    return done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -287,18 +286,9 @@ with joblib.parallel_config(backend="synkro", n_jobs=2):
 print(joblib.parallel.__spec__.loader.get_source("joblib.parallel")[:3])
 """
     )
-    command = [sys.executable, "-W", "error", str(tmp_path / "program.py")]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(ROOT)}
-    )
-    assert done.stderr == ""
-    assert done.stdout == '[0, 1, 4, 9, 16]\n"""\n'
+    assert told("-W", "error", str(tmp_path / "program.py")) == ('[0, 1, 4, 9, 16]\n"""\n', "")
 
 
 def test_synkro_imports_none_of_them():
     code = "import sys, synkro; synkro.Executor; print('joblib' in sys.modules, 'dask' in sys.modules)"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=True, env={"PYTHONPATH": str(ROOT)}
-    )
-    assert done.stdout == "False False\n"
+    assert told("-c", code) == ("False False\n", "")

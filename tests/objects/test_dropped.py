@@ -299,7 +299,7 @@ def test_a_new_function_sees_all_as_it_is_in_the_program(two, seed):
             held.append((made, function))
         if held and program.random.random() < 0.5:
             made, function = program.random.choice(held)
-            made()
+            assert made() == [function()] * 2
 
 
 def about(one, other):

@@ -51,6 +51,13 @@ x = np.arange(4.0)
 """
 
 
+def put(folder, files):
+    """Write files: their texts by their paths in *folder*."""
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
 @pytest.fixture
 def run(run_python, tmp_path):
     """Run a program beside a module ``helpers``; returns what it printed."""
@@ -127,17 +134,15 @@ def test_a_module_that_was_edited_and_reloaded(run):
 
 
 def test_packages_and_relative_imports(run, tmp_path):
-    (tmp_path / "pack" / "sub").mkdir(parents=True)
-    (tmp_path / "pack" / "__init__.py").write_text("LEVEL = 1\nfrom . import base\n")
-    (tmp_path / "pack" / "base.py").write_text(
-        "count = []\n\ndef add(x):\n    count.append(1)\n    return x + len(count)\n"
-    )
-    (tmp_path / "pack" / "sub" / "__init__.py").write_text("")
-    (tmp_path / "pack" / "sub" / "deep.py").write_text(
-        "from .. import base\nfrom ..base import add\n\n"
+    files = {
+        "__init__.py": "LEVEL = 1\nfrom . import base\n",
+        "base.py": "count = []\ndef add(x):\n    count.append(1)\n    return x + len(count)\n",
+        "sub/__init__.py": "",
+        "sub/deep.py": "from .. import base\nfrom ..base import add\n"
         "def go(x):\n    from ..base import count\n    from .. import LEVEL\n"
-        "    return add(x) * LEVEL + 0 * len(count)\n"
-    )
+        "    return add(x) * LEVEL + 0 * len(count)\n",
+    }
+    put(tmp_path / "pack", files)
     assert run(
         """
         import pack.sub.deep
@@ -292,97 +297,10 @@ def test_values_of_contexts_and_of_threads_are_those_of_the_program(run):
     ) == ["helpers is imported", "5 1", "7 1", "7 4", "8 4", "7 4"]
 
 
-WAITING = """
-import queue, threading, weakref
-
-stop, gate, jobs = threading.Event(), threading.Semaphore(3), queue.Queue()
-
-class Registered:
-    table = "sensor"
-    listeners = threading.local()
-    back = weakref.ref(stop)
-
-def state(k):
-    return stop.is_set(), gate._value, jobs.qsize()
-
-def table(k):
-    return Registered.table * k
-
-def other(k):
-    return k
-"""
-
-
-def test_events_and_queues_of_a_module_are_as_they_are_in_the_program(run):
-    assert run(
-        """
-        print(synk.map(helpers.state, [1]))
-        helpers.gate.acquire()
-        helpers.stop.set()
-        helpers.jobs.put(3)
-        print(synk.map(helpers.state, [1, 2]), helpers.state(0))
-        """,
-        helpers=WAITING,
-        start=START.replace("helpers import net, decorated", "helpers import state"),
-    ) == ["[(False, 3, 0)]", "[(True, 2, 1), (True, 2, 1)] (True, 2, 1)"]
-
-
-def test_an_event_that_was_set_before_the_first_call_is_so_there_too(run):
-    assert run(
-        """
-        helpers.stop.set()
-        print(synk.map(helpers.state, [1]))
-        """,
-        helpers=WAITING,
-        start=START.replace("helpers import net, decorated", "helpers import state"),
-    ) == ["[(True, 3, 0)]"]
-
-
-def test_what_an_import_has_made_is_there_for_the_next_function_too(run):
-    assert run(
-        """
-        for _ in range(3):
-            print(synk.map(helpers.table, [1]), synk.map(helpers.other, [2]))
-        helpers.Registered.table = "other"
-        named = synk.function(lambda: helpers.Registered.table, outputs=None)
-        print(synk.map(helpers.table, [2]), named())
-        """,
-        helpers=WAITING,
-        start=START.replace("helpers import net, decorated", "helpers import state"),
-    ) == [*["['sensor'] [2]"] * 3, "['otherother'] ['other', 'other']"]
-
-
-def test_a_part_of_a_package_is_imported_when_a_function_asks_for_it(run, tmp_path):
-    package = tmp_path / "parts"
-    package.mkdir()
-    (package / "__init__.py").write_text("def here(x): return x\n")
-    (package / "late.py").write_text("from . import here\ndef twice(x): return 2 * here(x)\n")
-    assert run(
-        """
-        import parts
-
-        def late(x):
-            from parts.late import twice
-            return twice(x) + parts.here(x)
-
-        def later(x):
-            import importlib
-            return importlib.import_module("parts.late").twice(x) + parts.here(x)
-
-        print(synk.map(late, [1, 2]), synk.map(later, [1, 2]))
-        """
-    ) == ["[3, 6] [3, 6]"]
-
-
 def test_what_an_import_does_not_make_is_refused_by_name(run, tmp_path):
-    (tmp_path / "bad.py").write_text(
-        "import threading\nimport synkro as synk\nlock = threading.Lock()\n"
-        "try:\n    synk.data([1.0])\nexcept synk.NotForked:\n    pass\n"
-        "def f():\n    with lock: return 1\n"
-    )
-    (tmp_path / "gone.py").write_text(
-        "import threading\nlock = threading.Lock()\ndef f():\n    with lock: return 1\n"
-    )
+    gone = "import threading\nlock = threading.Lock()\ndef f():\n    with lock: return 1\n"
+    bad = "import synkro as synk\ntry:\n    synk.data([1.0])\nexcept synk.NotForked:\n    pass\n" + gone
+    put(tmp_path, {"bad.py": bad, "gone.py": gone})
     assert run(
         """
         import os, threading, bad, gone
@@ -406,17 +324,6 @@ def test_what_an_import_does_not_make_is_refused_by_name(run, tmp_path):
         " | ModuleNotFoundError:",
         "[(2, None)]",
     ]
-
-
-def test_what_no_function_uses_stays_at_home(run):
-    helpers = (
-        "import threading\nlock = threading.Lock()\n"
-        "def used(x):\n    return x + 1\ndef unused(x):\n    with lock:\n        return x\n"
-    )
-    assert run(
-        "print(synk.function(lambda x: helpers.used(x), outputs='gather')(x))",
-        helpers=helpers + "net = decorated = None\n",
-    ) == ["[1. 2. 3. 4.]"]
 
 
 def test_exceptions_of_the_module_are_its_own(run):
@@ -450,7 +357,7 @@ def test_a_decorated_function_of_an_installed_module(run_python, tmp_path):
 
 
 WEAK = """
-import threading, weakref
+import queue, threading, weakref
 
 net = decorated = None
 
@@ -466,13 +373,14 @@ class Base:
 class Sensor(Base):
     name = "sensor"
     link = weakref.ref(target)
+    listeners = threading.local()
 
     @classmethod
     def size(cls):
         return len(cls.name)
 
 stop = threading.Event()
-free = threading.Semaphore(3)
+free, jobs = threading.Semaphore(3), queue.Queue()
 
 class Service:
     def __init__(self):
@@ -487,7 +395,7 @@ def other(k):
     return k
 
 def state(k):
-    return stop.is_set(), service.stop.is_set(), free._value
+    return stop.is_set(), service.stop.is_set(), free._value, jobs.qsize()
 """
 
 
@@ -510,22 +418,26 @@ def test_what_an_import_has_made_comes_again_after_another_function(run):
         print(f(x), f(x))
         synk.push(helpers.Sensor)
         show("other", "total")
-        print(f(x))
+        print(f(x), synk.function(lambda: helpers.Sensor.name, outputs=None)())
         """,
         helpers=WEAK,
     ) == [
         *("total [6, 12]", "other [1, 2]", "total [6, 12]", "total [2, 4]", "other [1, 2]"),
-        *("other [1, 2]", "total [3, 6]", "3 3", "1 1", "other [1, 2]", "total [1, 2]", "1"),
+        *("other [1, 2]", "total [3, 6]", "3 3", "1 1", "other [1, 2]", "total [1, 2]", "1 ['a', 'a']"),
     ]
 
 
-def test_events_and_semaphores_are_as_they_are_in_the_program(run):
+@pytest.mark.parametrize("called", [True, False], ids=["first", "then"])
+def test_events_semaphores_and_queues_are_as_they_are_in_the_program(run, called):
+    """Also before the first call, when a queue has to be empty."""
+    first = "print(synk.map(helpers.state, [1]), f(x)[0], helpers.jobs.put(3))"
     assert run(
-        """
+        f"""
         f = synk.function(lambda x: helpers.state(0), outputs=None)
+        {first * called}
         helpers.stop.set()
         helpers.free.acquire()
-        print(synk.map(helpers.state, [1]), f(x)[0])
+        print(synk.map(helpers.state, [1, 2]), f(x)[0])
         helpers.stop.clear()
         helpers.service.stop.set()
         print(f(x)[1], synk.map(helpers.state, [1]))
@@ -534,9 +446,10 @@ def test_events_and_semaphores_are_as_they_are_in_the_program(run):
         """,
         helpers=WEAK,
     ) == [
-        "[(True, False, 2)] (True, False, 2)",
-        "(False, True, 2) [(False, True, 2)]",
-        "(False, True, 3) [(False, True, 3)]",
+        *["[(False, False, 3, 0)] (False, False, 3, 0) None"] * called,
+        f"[(True, False, 2, {called:d}), (True, False, 2, {called:d})] (True, False, 2, {called:d})",
+        f"(False, True, 2, {called:d}) [(False, True, 2, {called:d})]",
+        f"(False, True, 3, {called:d}) [(False, True, 3, {called:d})]",
     ]
 
 
@@ -578,10 +491,7 @@ def test_models_of_sqlalchemy_come_again(run):
 
 
 def test_modules_of_a_package_are_its_attributes_whichever_came_first(run, tmp_path):
-    (tmp_path / "pkg6" / "deep").mkdir(parents=True)
-    (tmp_path / "pkg6" / "__init__.py").write_text("K = 2\n")
-    (tmp_path / "pkg6" / "deep" / "__init__.py").write_text("")
-    (tmp_path / "pkg6" / "deep" / "end.py").write_text("D = 3\n")
+    put(tmp_path / "pkg6", {"__init__.py": "K = 2\n", "deep/__init__.py": "", "deep/end.py": "D = 3\n"})
     assert run(
         """
         import gc, pkg6
@@ -607,16 +517,16 @@ def test_modules_of_a_package_are_its_attributes_whichever_came_first(run, tmp_p
 
 
 def test_a_module_of_a_package_that_only_a_function_imports(run, tmp_path):
-    package = tmp_path / "pkg5"
-    (package / "deep").mkdir(parents=True)
-    (package / "__init__.py").write_text("K = 1\ndef here(x):\n    return x * K\n")
-    (package / "late.py").write_text(
-        "from . import K, here\nN = 2\ndef h(x):\n    return here(x) + K + N\n"
-    )
-    (package / "more.py").write_text("def m(x):\n    return 10 * x\n")
-    (package / "gone.py").write_text("raise OSError('there is none')\n")
-    (package / "deep" / "__init__.py").write_text("")
-    (package / "deep" / "end.py").write_text("from ..more import m\ndef d(x):\n    return m(x) + 1\n")
+    files = {
+        "__init__.py": "K = 1\ndef here(x):\n    return x * K\n",
+        "late.py": "from . import K, here\nN = 2\ndef h(x):\n    return here(x) + K + N\n",
+        "named.py": "from . import here\ndef twice(x):\n    return 2 * here(x)\n",
+        "more.py": "def m(x):\n    return 10 * x\n",
+        "gone.py": "raise OSError('none')\n",
+        "deep/__init__.py": "",
+        "deep/end.py": "from ..more import m\ndef d(x):\n    return m(x) + 1\n",
+    }
+    put(tmp_path / "pkg5", files)
     assert run(
         """
         import sys, pkg5
@@ -624,6 +534,10 @@ def test_a_module_of_a_package_that_only_a_function_imports(run, tmp_path):
         def submodule(x):
             from pkg5.late import h
             return h(x) + pkg5.here(x)
+
+        def by_its_name(x):
+            import importlib
+            return importlib.import_module("pkg5.named").twice(x) + pkg5.here(x)
 
         def attribute(x):
             from pkg5 import more, here
@@ -646,7 +560,7 @@ def test_a_module_of_a_package_that_only_a_function_imports(run, tmp_path):
                 from pkg5.more import m
                 return m(x)
 
-        ways = submodule, attribute, whole, gone, Plotter().go
+        ways = by_its_name, submodule, attribute, whole, gone, Plotter().go
         for _ in range(2):
             print([synk.map(way, [1, 2]) for way in ways], "pkg5.gone" in sys.modules)
         serial = lambda: [[way(each) for each in (1, 2)] for way in ways]
@@ -657,7 +571,7 @@ def test_a_module_of_a_package_that_only_a_function_imports(run, tmp_path):
         print(f(x), submodule(1))
         """
     ) == [
-        *["[[5, 7], [11, 22], [11, 21], ['there is none', 'there is none'], [10, 20]] False"] * 2,
+        *["[[3, 6], [5, 7], [11, 22], [11, 21], ['none', 'none'], [10, 20]] False"] * 2,
         "10 10",
     ]
 

@@ -61,6 +61,7 @@ def put(holder, key, value):
     holder[key] = value
 
 
+BY_ONE = (lambda o: setattr(o, "value", o.value + 1), lambda o: o.value)
 CASES = {
     "array in a dict": (
         lambda: {"w": np.zeros(2)},
@@ -99,13 +100,9 @@ CASES = {
         lambda o: o.child.value,
     ),
     "class attribute": (lambda: Box(), lambda o: setattr(Box, "size", Box.size + 1), Box.method),
-    "slots": (Slots, lambda o: setattr(o, "value", o.value + 1), lambda o: o.value),
-    "dataclass": (Record, lambda o: setattr(o, "value", o.value + 1), lambda o: o.value),
-    "namespace": (
-        lambda: types.SimpleNamespace(value=1),
-        lambda o: setattr(o, "value", o.value + 1),
-        lambda o: o.value,
-    ),
+    "slots": (Slots, *BY_ONE),
+    "dataclass": (Record, *BY_ONE),
+    "namespace": (lambda: types.SimpleNamespace(value=1), *BY_ONE),
     "dict of its own": (lambda: Own(value=1), lambda o: put(o, "value", o.value + 1), lambda o: o.value),
     "dotted": (lambda: Dotted(value=1), lambda o: put(o, "value", o.value + 1), lambda o: o.value),
     "proxy": (
@@ -232,11 +229,6 @@ def test_push_of_what_holds_what_never_travels_again(session):
     assert f() == 4
     session.push(box)
     assert f() == 4
-
-
-def test_a_cached_property_travels(session):
-    box = Box(value=3)
-    assert session.function(lambda: box.twice, outputs="max")() == 6
 
 
 def test_fetch_leaves_the_programs_classes_alone(session):

@@ -5,6 +5,7 @@ import copy
 import enum
 import functools
 import importlib
+import itertools
 import re
 import sys
 import threading
@@ -40,54 +41,96 @@ def on_workers(session):
     return run
 
 
-def test_the_order_of_a_dict_beside_a_new_key(on_workers):
+# ── what a look at it says here, it says there ───────────────────────────────────────────────────────
+
+
+def the_order_of_a_dict_beside_a_new_key():
     table = {"a": 1, "b": 2}
-    fn = lambda: next(iter(table.values()))  # noqa: E731
-    assert on_workers(fn) == 1
+    yield lambda: next(iter(table.values()))
     table["a"] = table.pop("a")
     table["c"] = 3
-    assert on_workers(fn) == 2
 
 
-def test_nan_as_a_key(on_workers):
+def entries_of_a_small_dict():
+    config = {"rate": 0.5, "name": "a", "nested": {"deep": 1}, "list": [1, 2]}
+    yield lambda: f"{config['rate']} {config.get('name')} {config['nested']['deep']} {config['list']}"
+    config["rate"] = 1
+    yield
+    config["rate"] = 1.0  # equal, and of another type
+    yield
+    del config["name"]
+    config["nested"]["deep"] = True
+    config["list"].append(3)
+    yield
+    config["list"] = [0]
+    config["nested"] = {"deep": "new"}
+    yield
+    config["nested"]["deep"] = "newer"
+
+
+def nan_as_a_key():
     nan = float("nan")
     table = {nan: 1}
-    fn = lambda: sum(table.values())  # noqa: E731
-    assert on_workers(fn) == 1
+    yield lambda: sum(table.values())
     table[nan] = 2
-    assert on_workers(fn) == 2
 
 
-def test_a_frozenset_of_objects_as_a_key(on_workers):
+def a_frozenset_of_objects_as_a_key():
     key = frozenset([types.SimpleNamespace])
     table = {key: 1, frozenset([len]): 1}
-    fn = lambda: sum(table.values())  # noqa: E731
-    assert on_workers(fn) == 2
+    yield lambda: sum(table.values())
     table[key] = 5
-    assert on_workers(fn) == 6
 
 
-def test_slots_beside_a_dict_and_slots_that_were_empty(on_workers):
-    class Base:
-        __slots__ = ("rate", "unset")
-
-    class Model(Base):
-        pass
-
-    for cls in (Base, Model):
-        model = cls()
-        model.rate = 1
-        fn = lambda: model.rate + getattr(model, "unset", 0)  # noqa: E731
-        assert on_workers(fn) == 1
-        model.rate = 5
-        assert on_workers(fn) == 5
-        model.unset = 2
-        assert on_workers(fn) == 7
-        del model.unset
-        assert on_workers(fn) == 5
+def what_contains_itself():
+    loop = {"n": 1}
+    loop["self"] = loop
+    items = [loop]
+    items.append(items)
+    yield lambda: loop["self"]["self"]["n"] + len(items[1][1])
+    loop["n"] = 5
 
 
-def test_what_is_new_in_a_class(on_workers):
+class Slotted:
+    __slots__ = ("rate", "unset")
+
+
+class Both(Slotted):
+    """It has a dict beside its slots."""
+
+
+def slots_that_were_empty(cls):
+    model = cls()
+    model.rate = 1
+    yield lambda: model.rate + getattr(model, "unset", 0)
+    model.rate = 5
+    yield
+    model.unset = 2
+    yield
+    del model.unset
+
+
+class Stateful:
+    """It says itself what pickle takes."""
+
+    def __init__(self):
+        self.values, self.cache = [0], object()
+
+    def __getstate__(self):
+        return {"values": self.values}
+
+    def __setstate__(self, state):
+        self.__init__()
+        self.values = state["values"]
+
+
+def what_says_its_state_itself():
+    made = Stateful()
+    yield lambda: made.values
+    made.values = [7]
+
+
+def what_is_new_in_a_class():
     class Base:
         rate = 1
 
@@ -98,17 +141,15 @@ def test_what_is_new_in_a_class(on_workers):
         pass
 
     model = Model()
-    fn = lambda: model.step()  # noqa: E731
-    assert on_workers(fn) == 1
+    yield lambda: model.step() + 10 * Model.rate
     Model.rate = 5
-    assert on_workers(fn) == 5
+    yield
     Model.step = lambda self: 7
-    assert on_workers(fn) == 7
+    yield
     del Model.step, Model.rate
-    assert on_workers(fn) == 1
 
 
-def test_another_class_and_another_dict_of_an_instance(on_workers):
+def another_class_and_another_dict_of_an_instance():
     class One:
         def go(self):
             return self.rate
@@ -119,14 +160,69 @@ def test_another_class_and_another_dict_of_an_instance(on_workers):
 
     thing = One()
     thing.rate = 1
-    fn = lambda: thing.go()  # noqa: E731
-    assert on_workers(fn) == 1
+    yield lambda: thing.go()
     thing.__class__ = Two
-    assert on_workers(fn) == 10
+    yield
     thing.__dict__ = {"rate": 5}
-    assert on_workers(fn) == 50
+    yield
     thing.rate = 7
-    assert on_workers(fn) == 70
+
+
+def a_dict_with_attributes(base):
+    config = type("Config", (base,), {})(a=1)
+    config.path = "x"
+    yield lambda: config["a"] + len(config.path)
+    config["a"] = 5
+    yield
+    config.path = "xyz"
+
+
+def arrays_of_classes_of_their_own():
+    masked = np.ma.masked_array([1.0, 2.0], [False, True])
+    objects = np.array(["a", None], object)
+    yield lambda: float(masked.sum()) + len(objects[0])
+    masked[0] = 9
+    yield
+    objects[0] = "abc"
+
+
+def attributes_of_a_function():
+    def helper():
+        return getattr(helper, "a", 0) * 10 + getattr(helper, "b", 0)
+
+    yield lambda: helper()
+    helper.a, helper.b = 1, 2
+    yield
+    vars(helper).clear()
+    helper.b, helper.a = 1, 2
+
+
+CASES = [
+    *(the_order_of_a_dict_beside_a_new_key, entries_of_a_small_dict, nan_as_a_key),
+    *(a_frozenset_of_objects_as_a_key, what_contains_itself, what_says_its_state_itself),
+    *(what_is_new_in_a_class, another_class_and_another_dict_of_an_instance),
+    *(arrays_of_classes_of_their_own, attributes_of_a_function),
+]
+OF_CLASSES = [
+    *((slots_that_were_empty, cls) for cls in (Slotted, Both)),
+    *((a_dict_with_attributes, cls) for cls in (dict, collections.OrderedDict)),
+]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [*CASES, *(functools.partial(*case) for case in OF_CLASSES)],
+    ids=lambda case: getattr(case, "func", case).__name__,
+)
+def test_a_change_is_seen_at_the_next_call(on_workers, case):
+    steps = case()
+    look = next(steps)
+    seen = look()
+    assert on_workers(look) == seen
+    for _ in itertools.chain(steps, [None]):
+        assert look() != seen
+        seen = look()
+        assert on_workers(look) == seen
 
 
 @pytest.mark.parametrize("base", [list, set, collections.deque])
@@ -143,32 +239,6 @@ def test_a_sequence_with_attributes(on_workers, session, base):
     assert on_workers(fn) == 12
     del layers.scale
     assert on_workers(fn) == 6
-
-
-@pytest.mark.parametrize("base", [dict, collections.OrderedDict])
-def test_a_dict_with_attributes(on_workers, base):
-    class Config(base):
-        pass
-
-    config = Config(a=1)
-    config.path = "x"
-    fn = lambda: config["a"] + len(config.path)  # noqa: E731
-    assert on_workers(fn) == 2
-    config["a"] = 5
-    assert on_workers(fn) == 6
-    config.path = "xyz"
-    assert on_workers(fn) == 8
-
-
-def test_arrays_of_classes_of_their_own(on_workers):
-    masked = np.ma.masked_array([1.0, 2.0], [False, True])
-    objects = np.array(["a", None], object)
-    fn = lambda: float(masked.sum()) + len(objects[0])  # noqa: E731
-    assert on_workers(fn) == 2
-    masked[0] = 9
-    assert on_workers(fn) == 10
-    objects[0] = "abc"
-    assert on_workers(fn) == 12
 
 
 def test_an_array_that_is_read_only(on_workers, session):
@@ -193,38 +263,6 @@ def test_another_shape_of_the_same_array_is_refused(on_workers):
     array.resize((2, 3), refcheck=False)
     with pytest.raises(InvalidType, match="has changed in place, from float64 of shape"):
         on_workers(fn)
-
-
-def test_code_that_is_swapped(on_workers):
-    one, other = 1, [10]
-
-    def helper():
-        return one
-
-    def go():
-        return other[0]
-
-    fn = lambda: helper()  # noqa: E731
-    assert on_workers(fn) == 1
-    helper.__code__ = (lambda: one + 1).__code__
-    assert on_workers(fn) == 2
-    helper = go
-    assert on_workers(fn) == 10
-    other = [20]
-    assert on_workers(fn) == 20
-
-
-def test_attributes_of_a_function(on_workers):
-    def helper():
-        return getattr(helper, "a", 0) * 10 + getattr(helper, "b", 0)
-
-    fn = lambda: helper()  # noqa: E731
-    assert on_workers(fn) == 0
-    helper.a, helper.b = 1, 2
-    assert on_workers(fn) == 12
-    vars(helper).clear()
-    helper.b, helper.a = 1, 2
-    assert on_workers(fn) == 21
 
 
 class Rate(float):

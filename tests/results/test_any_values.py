@@ -386,30 +386,6 @@ def test_what_is_no_operation(operation):
         synk.function(lambda x: x, outputs=operation)
 
 
-class Metres(np.ndarray):
-    """An array with a unit, of which plain arrays know nothing."""
-
-    def sum(self, *args, **kwargs):
-        return 1000 * np.asarray(self).sum(*args, **kwargs)
-
-
-def test_arrays_of_classes_of_their_own():
-    value = np.arange(4.0).view(Metres)
-
-    def twice(x, a):
-        return type(a).__name__, a.sum()
-
-    expected = twice(None, value)
-    with running(2) as session:
-        f = session.function(twice, bcast_inputs=["a"], outputs=None)
-        assert f(np.ones(2), value) == [expected] * 2
-        assert session.map(twice, [np.ones(1)], common={"a": value}) == [expected]
-        with pytest.raises(
-            synk.InvalidType, match=r"whose rows would be plain arrays: give np\.asarray"
-        ):
-            session.function(lambda x: x.sum(), outputs="sum")(value)
-
-
 @pytest.mark.parametrize(
     "value",
     [

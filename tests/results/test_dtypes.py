@@ -8,7 +8,7 @@ import pytest
 import synkro as synk
 from calls.test_exact import row_counts, selections
 from support.examples import examples, given, st
-from support.sessions import INLINE, current, start
+from support.sessions import INLINE, current, in_turn
 from synkro.errors import InvalidType, InvalidValue, OutputError, WorkerError
 
 NESTED = [("id", ">i4"), ("at", "M8[ms]"), ("px", [("bid", "f8"), ("sizes", "u2", (2, 3))]), ("s", "U3")]
@@ -25,11 +25,7 @@ DATES = [dtype for dtype in DTYPES if np.dtype(dtype).kind in "mM"]
 pytestmark = pytest.mark.counted_once
 
 
-@pytest.fixture(scope="module", params=[1, 3])
-def session(request):
-    session = start(request.param)
-    yield session
-    session.close()
+session = in_turn(1, 3)
 
 
 @pytest.fixture(scope="module")

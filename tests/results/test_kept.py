@@ -2,13 +2,14 @@
 
 import gc
 import os
-import threading
+from functools import partial
 
 import numpy as np
 import pytest
 
 import synkro as synk
 from support.arrays import DTYPES, check, chosen, replicas, values
+from support.together import good, together
 from synkro import InvalidValue, OutputError
 
 pytestmark = pytest.mark.counted_once
@@ -42,14 +43,6 @@ def test_kept_outputs_of_every_dtype(n, dtype):
         want = np.concatenate([part[::-1] for part in np.array_split(x, n)])
         assert handle.dtype == x.dtype
         check(np.asarray(handle), want)
-
-
-def test_kept_rows_are_in_the_order_of_the_selection(n):
-    x = np.arange(20.0).reshape(10, 2)
-    keep = synk.function(lambda x: x * 1, outputs="keep")
-    order = np.random.default_rng(0).permutation(10)[:7]
-    assert np.array_equal(np.asarray(keep(x, batch=order, num_slices=2)), x[order])
-    assert np.array_equal(np.asarray(keep(x, batch=slice(None, None, -3))), x[::-3])
 
 
 def test_kept_views_of_inputs_do_not_follow_them(n):
@@ -101,13 +94,6 @@ def test_writing_to_a_kept_output_leaves_what_it_came_from(two):
     synk.function(write, outputs=[])()
     assert np.asarray(kept).tolist() == [1] * 4
     assert np.asarray(f()).tolist() == [0] * 4
-
-
-def test_calls_of_one_function_keep_apart(n):
-    f = synk.function(lambda x: x + 0, outputs="keep")
-    handles = [f(np.full(2 * n, float(turn))) for turn in range(5)]
-    for turn, handle in enumerate(handles):
-        assert np.asarray(handle).tolist() == [turn] * 2 * n
 
 
 @pytest.mark.parametrize("slices", [1, 2])
@@ -218,20 +204,12 @@ def test_kept_outputs_of_submitted_calls(two):
 def test_kept_outputs_of_calls_from_several_threads(two):
     f = synk.function(lambda x: x * 1, outputs="keep")
     g = synk.function(lambda x: x.sum(), outputs="sum")
-    wrong = []
 
     def work(number):
-        for turn in range(10):
-            handle = f(np.full(4, number * 100.0 + turn))
-            if g(handle) != 4 * (number * 100 + turn):
-                wrong.append((number, turn))
+        return [g(f(np.full(4, number * 100.0 + turn))) for turn in range(10)]
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    found = good(together(*(partial(work, number) for number in range(3)), seconds=100))
+    assert found == [[4 * (number * 100 + turn) for turn in range(10)] for number in range(3)]
 
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────

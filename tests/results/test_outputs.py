@@ -35,13 +35,7 @@ def as_dict(x):
 @pytest.mark.parametrize(
     ("fn", "outputs", "expected"),
     [
-        (lambda x: x.mean(axis=0), "mean", X.mean(axis=0)),
         (lambda x: x.mean(axis=0), "avg", X.mean(axis=0)),
-        (lambda x: x.sum(axis=0), "sum", X.sum(axis=0)),
-        (lambda x: (x + 1).prod(axis=0), "prod", (X + 1).prod(axis=0)),
-        (lambda x: x.max(axis=0), "max", X.max(axis=0)),
-        (lambda x: x.min(axis=0), "min", X.min(axis=0)),
-        (lambda x: x, "gather", X),
         (lambda x: x.sum(), "sum", X.sum()),
         (lambda x: float(x.sum()), "sum", X.sum()),
         (lambda x: len(x), "sum", 7),
@@ -79,12 +73,6 @@ def test_mean_is_the_default(session):
     assert np.allclose(f(X), X.mean(axis=0))
 
 
-def test_ranks_without_rows_take_no_part(session):
-    f = session.function(lambda x: x.min(axis=0), outputs=None)
-    assert [value.tolist() for value in f(X[:1])] == [X[0].tolist()]
-    assert session.function(lambda x: len(x), outputs="min")(X[:1]) == 1
-
-
 @pytest.mark.parametrize(
     ("fn", "outputs", "subset", "expected"),
     [
@@ -99,17 +87,6 @@ def test_output_subset(session, fn, outputs, subset, expected):
     f = session.function(fn, outputs=outputs)
     alike(f(X, output_subset=subset), expected)
     alike(f(X, output_subset=subset, num_slices=2), expected)
-
-
-@pytest.mark.parametrize("slices", [1, 2, 3, 50])
-def test_slices_change_nothing(session, slices):
-    f = session.function(as_dict, outputs={"rows": "gather", "mean": "mean", "deep": "max"})
-    alike(f(X, num_slices=slices), as_dict(X))
-
-
-def test_without_reduction_every_slice_comes(session):
-    f = session.function(lambda x: x[:, 0].copy(), outputs=None)
-    assert [part.tolist() for part in f(X, num_slices=2)] == [[0, 3], [6, 9], [12, 15], [18]]
 
 
 @pytest.mark.parametrize("op", ["mean", "sum", "prod", "max", "min", "gather", None])

@@ -160,6 +160,21 @@ def results(request):
     return synk.map if request.param == "map" else lambda *args, **kw: list(synk.imap(*args, **kw))
 
 
+@pytest.fixture(scope="module")
+def named_forked():
+    devices = "dev0->cpu;dev1->cpu;dev2->cpu"
+    with synk.Session(devices=devices, verbose=False, timeout=60) as session:
+        yield session
+
+
+@pytest.fixture
+def named(named_forked):
+    """Three workers with the names dev0, dev1 and dev2; they answer right after the test."""
+    with current(named_forked):
+        yield named_forked
+        assert per_rank(lambda: synk.all_reduce(np.ones(2), "sum").tolist() == [3, 3]) == [1] * 3
+
+
 def per_rank(fn, *args, **options):
     """Call *fn* once on every rank, with broadcast arguments; the list of what the ranks returned."""
     names = fn.__code__.co_varnames[: fn.__code__.co_argcount]

@@ -30,14 +30,6 @@ def test_generators_are_reproducible_and_independent():
             assert np.array_equal(got, generator.random(4))  # kept from call to call
 
 
-def test_generators_without_a_seed_are_fresh():
-    assert not np.array_equal(drawn(None), drawn(None))
-
-
-def test_a_rank_draws_the_same_however_many_there_are():
-    assert np.array_equal(drawn(3, workers=2)[0], drawn(3, workers=3)[0, :2])
-
-
 def test_generators_in_slices_and_after_errors(three):
     draw = synk.function(lambda x: synk.rng().random(1), outputs=None)
 
@@ -71,13 +63,15 @@ def test_a_seed_is_also_that_of_random_and_of_numpy_random_on_each_rank():
     assert len(np.unique(numbers)) == numbers.size
 
 
-def test_random_and_numpy_random_of_a_rank_are_the_same_however_many_there_are():
-    assert np.array_equal(globally(3, workers=3)[:, :2], globally(3))
-
-
-def test_without_a_seed_random_and_numpy_random_are_fresh():
-    numbers = np.concatenate([globally(None).ravel(), globally(None).ravel()])
+@pytest.mark.parametrize("draws", [drawn, globally])
+def test_without_a_seed_they_are_fresh(draws):
+    numbers = np.concatenate([draws(None).ravel(), draws(None).ravel()])
     assert len(np.unique(numbers)) == numbers.size
+
+
+@pytest.mark.parametrize("draws", [drawn, globally])
+def test_a_rank_draws_the_same_however_many_there_are(draws):
+    assert np.array_equal(draws(3, workers=2), draws(3, workers=3)[:, :2])
 
 
 def test_what_is_drawn_from_rng_changes_nothing_for_the_others():

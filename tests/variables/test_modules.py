@@ -1,6 +1,7 @@
 """Training steps of PyTorch's modules: those of one process, for any rows, workers and slices."""
 
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -52,20 +53,25 @@ def check_alike(got, expected, tolerance=1e-9):
         assert torch.allclose(one, other, rtol=tolerance, atol=tolerance), name
 
 
+def training(made, model=None):
+    """A module, its twin, a step of the workers and one of this process; *made* makes optimizers."""
+    model = model or network()
+    mine = copy.deepcopy(model)
+    optimizer, serial = (made(list(m.parameters())) for m in (model, mine))
+    train = ext.make_train_function(model, nn.functional.cross_entropy, optimizer)
+    return model, mine, train, partial(alone, mine, serial)
+
+
 @pytest.mark.parametrize("slices", [1, 3])
 @pytest.mark.parametrize("made", OPTIMIZERS)
 def test_steps_are_those_of_one_process(n, made, slices):
-    model = network()
-    mine = copy.deepcopy(model)
+    model, mine, train, step = training(OPTIMIZERS[made])
     before = copy.deepcopy(model)
-    optimizer, serial = (OPTIMIZERS[made](list(m.parameters())) for m in (model, mine))
-    train = ext.make_train_function(model, nn.functional.cross_entropy, optimizer)
     for rows in batches():  # also of fewer rows than workers
         loss = train(ROWS, TARGETS, batch=rows, num_slices=slices)
-        assert np.isclose(loss, alone(mine, serial, rows), rtol=1e-9)
+        assert np.isclose(loss, step(rows), rtol=1e-9)
     check_alike(synk.fetch(model), mine)
     check_alike(model, before, 0)  # it is the workers' that is trained
-
     copies = per_rank(lambda: [p.detach() for p in model.parameters()])
     for one in copies[1:]:
         assert all(map(np.array_equal, one, copies[0]))
@@ -125,13 +131,10 @@ class Branches(nn.Module):
 
 def test_parameters_that_not_all_rows_use(n):
     torch.manual_seed(2)
-    model = Branches()
-    mine = copy.deepcopy(model)
-    optimizer, serial = (torch.optim.AdamW(m.parameters(), lr=0.1) for m in (model, mine))
-    train = ext.make_train_function(model, nn.functional.cross_entropy, optimizer)
+    model, mine, train, step = training(partial(torch.optim.AdamW, lr=0.1), Branches())
     order = torch.argsort(ROWS[:, 0]).numpy()
     for rows in [order[:20], order[-40:], order[20:60], order[:9]]:
-        assert np.isclose(train(ROWS, TARGETS, batch=rows), alone(mine, serial, rows))
+        assert np.isclose(train(ROWS, TARGETS, batch=rows), step(rows))
     check_alike(synk.fetch(model), mine)  # AdamW shrinks what has a gradient of zero, and no other
     assert torch.equal(synk.fetch(model).unused.weight, model.unused.weight)
 
@@ -184,11 +187,8 @@ def test_other_dtypes(two, dtype):
 
 
 def test_as_serial_trains_the_module_here(two):
-    model = network()
-    mine = copy.deepcopy(model)
-    optimizer, serial = (torch.optim.Adam(m.parameters()) for m in (model, mine))
-    train = ext.make_train_function(model, nn.functional.cross_entropy, optimizer)
-    assert np.isclose(train.as_serial(ROWS, TARGETS).item(), alone(mine, serial, slice(None)))
+    model, mine, train, step = training(torch.optim.Adam)
+    assert np.isclose(train.as_serial(ROWS, TARGETS).item(), step(slice(None)))
     check_alike(model, mine)
 
 

@@ -6,27 +6,12 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from support.sessions import LARGE, current, per_rank
+from support.sessions import LARGE, current
 from support.together import good, together
 
 pytestmark = pytest.mark.counted_once
 
 X = np.arange(12.0).reshape(6, 2)
-
-
-@pytest.fixture(scope="module")
-def named_forked():
-    devices = "dev0->cpu;dev1->cpu;dev2->cpu"
-    with synk.Session(devices=devices, verbose=False, timeout=60) as session:
-        yield session
-
-
-@pytest.fixture
-def named(named_forked):
-    """Three workers with names; they answer, and answer right, after the test."""
-    with current(named_forked):
-        yield named_forked
-        assert per_rank(lambda: synk.all_reduce(np.ones(2), "sum").tolist() == [3, 3]) == [1] * 3
 
 
 # ── variables ────────────────────────────────────────────────────────────────────────────────────────
@@ -117,15 +102,6 @@ def test_a_function_elsewhere_is_refused_with_the_cure(named):
         with pytest.raises(synk.WorkerError, match=message_there):
             closing()
     assert synk.function(lambda x: x.sum(), target="dev0")(w.transfer("dev0")) == X.sum()
-
-
-def test_a_function_of_two_places_is_refused(named):
-    a, b = synk.shared(X, "a", target="dev0"), synk.shared(X, "b", target="dev1")
-    f = synk.function(lambda: (a.value * b.value).sum(), target="dev0")
-    with pytest.raises(synk.WorkerError, match="'b' is on rank 1 alone"):
-        f()
-    moved = b.transfer("dev0")
-    assert synk.function(lambda: (a.value * moved.value).sum(), target="dev0")() == (X * X).sum()
 
 
 def test_what_all_ranks_do_needs_variables_that_all_have(named):

@@ -152,13 +152,6 @@ def test_it_is_found_wherever_a_function_carries_it(two):
     assert same() == [True, True]
 
 
-def test_an_unused_variable_takes_part_in_everything(n):
-    w = synk.shared(np.arange(2.0))
-    synk.broadcast(w, [1.0, 3.0])
-    synk.all_reduce(w, "sum")
-    check(synk.gather(w), [[n * 1.0, n * 3.0]] * n)
-
-
 def test_variables_come_and_go(two):
     f = synk.function(lambda x: x.sum(), outputs="sum")
     for turn in range(50):

@@ -84,28 +84,6 @@ def test_updates_serially(n):
         check(replica, 2 * x.mean(axis=0))
 
 
-def test_updates_and_all_reduce_make_a_training_step(n):
-    rng = np.random.default_rng(0)
-    x, truth = rng.standard_normal((17, 3)), np.array([1.0, -2.0, 0.5])
-    y = x @ truth
-    w = synk.shared(np.zeros(3), "w")
-
-    def step(x, y):
-        error = x @ w.value - y
-        gradient = synk.all_reduce(2 * x.T @ error / len(x), weight=len(x))
-        return (error**2).mean(), [w - 0.1 * gradient]
-
-    f = synk.function(step, updates=[w])
-    serially = np.zeros(3)
-    for _ in range(20):
-        loss = f(x, y)
-        error = x @ serially - y
-        assert np.isclose(loss, (error**2).mean(), rtol=1e-9)
-        serially -= 0.1 * 2 * x.T @ error / len(x)
-    for replica in replicas(w, n):
-        assert np.allclose(replica, serially, rtol=1e-9)
-
-
 def test_updates_of_ranks_without_rows_stay_as_they_are(n):
     w = synk.shared(0.0)
     f = synk.function(lambda x: (x.sum(), [x[0]]), outputs="sum", updates=[w])
