@@ -204,12 +204,9 @@ def network(places):
     w2 = shared(rng.standard_normal((6, 6)), places[1], "w2")
     w3 = shared(rng.standard_normal(6), places[2], "w3")
     bias = shared(0.5, None, "bias")
-    hidden = T.tanh(x.dot(w1))
-    if places[1] is not None:
-        hidden = hidden.transfer(places[1])
-    hidden = T.tanh(hidden.dot(w2)) + bias
-    if places[2] is not None:
-        hidden = hidden.transfer(places[2])
+    moved = lambda value, place: value if place is None else value.transfer(place)  # noqa: E731
+    hidden = T.tanh(moved(T.tanh(x.dot(w1)), places[1]).dot(w2)) + bias
+    hidden = moved(hidden, places[2])
     return [x, t], ((hidden.dot(w3) - t) ** 2).mean(), [w1, w2, w3, bias]
 
 

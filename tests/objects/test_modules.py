@@ -99,25 +99,6 @@ def test_a_module_is_one_with_its_functions(run, workers):
     ]
 
 
-def test_an_import_in_a_function_finds_the_same_module(run):
-    assert run(
-        """
-        def inner(x):
-            import helpers as h
-            from helpers import SCALE
-
-            h.calls.append(1)
-            return x * 0 + h.SCALE + SCALE + len(h.calls)
-
-        f = synk.function(inner, outputs="gather")
-        print(f(x))
-        helpers.SCALE = 5.0
-        print(f(x))
-        print(synk.function(lambda: len(helpers.calls), outputs="max")())
-        """
-    ) == ["[5. 5. 5. 5.]", "[12. 12. 12. 12.]", "2"]
-
-
 def test_a_module_that_was_edited_and_reloaded(run):
     assert run(
         """

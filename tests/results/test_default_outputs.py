@@ -119,6 +119,7 @@ def test_a_warning_that_is_an_error_leaves_a_function_that_works(two):
 def test_the_default_reads_as_mean(two):
     f = synk.function(double)
     assert f.output_modes == "mean"
+    assert f.update_modes == ()
     assert repr(f) == "<synkro.Function 'double', outputs='mean'>"
     assert "outputs: 'Any' = 'mean'" in str(inspect.signature(make_train_function))
 

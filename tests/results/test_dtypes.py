@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from calls.test_exact import row_counts, selections
+from calls.test_exact import largest, row_counts, selections, smallest, total
 from support.examples import examples, given, st
-from support.sessions import INLINE, current, in_turn
+from support.sessions import INLINE, current, in_turn, rows
 from synkro.errors import InvalidType, InvalidValue, OutputError, WorkerError
 
 NESTED = [("id", ">i4"), ("at", "M8[ms]"), ("px", [("bid", "f8"), ("sizes", "u2", (2, 3))]), ("s", "U3")]
@@ -66,22 +66,6 @@ def same(got, want):
     if native.names is not None:
         return all(same(got[name], want[name].astype(native[name].base)) for name in native.names)
     return np.ascontiguousarray(got).tobytes() == np.ascontiguousarray(want.astype(native)).tobytes()
-
-
-def rows(x):
-    return x
-
-
-def largest(x):
-    return x.max(axis=0)
-
-
-def smallest(x):
-    return x.min(axis=0)
-
-
-def total(x):
-    return x.sum(axis=0)
 
 
 def as_it_comes(array, form, session, tmp_path):

@@ -66,13 +66,6 @@ def test_outputs_nest_and_reduce(session, fn, outputs, expected):
         alike(session.function(fn, outputs=outputs)(X), expected)
 
 
-def test_mean_is_the_default(session):
-    f = session.function(lambda x: x.mean(axis=0))
-    assert f.output_modes == "mean"
-    assert f.update_modes == ()
-    assert np.allclose(f(X), X.mean(axis=0))
-
-
 @pytest.mark.parametrize(
     ("fn", "outputs", "subset", "expected"),
     [

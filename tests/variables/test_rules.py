@@ -80,13 +80,18 @@ def serial(step, batches):
     return params, losses
 
 
-def trained(make, batches, *, distributed=False, **options):
+def training(make):
+    """Two parameters, and a step that trains them by the rule that *make* makes for them."""
     w, b = synk.shared(np.zeros(4), name="w"), synk.shared(0.0, name="b")
 
     def loss_and_grad(x, y):
         return gradients(x, y, w.value, b.value)
 
-    train = ext.make_train_function(loss_and_grad, [w, b], make([w, b]))
+    return w, b, ext.make_train_function(loss_and_grad, [w, b], make([w, b]))
+
+
+def trained(make, batches, **options):
+    w, b, train = training(make)
     x, y = synk.data(ROWS), synk.data(TARGETS)
     losses = [train(x, y, batch=rows, **options) for rows in batches]
     for variable in (w, b):
@@ -139,12 +144,7 @@ def test_rows_that_the_workers_hold(two):
 
 
 def test_as_serial_makes_the_same_step(two):
-    w, b = synk.shared(np.zeros(4)), synk.shared(0.0)
-
-    def loss_and_grad(x, y):
-        return gradients(x, y, w.value, b.value)
-
-    train = ext.make_train_function(loss_and_grad, [w, b], ext.adam([w, b], 0.1))
+    w, b, train = training(lambda p: ext.adam(p, 0.1))
     losses = [train(ROWS, TARGETS), train.as_serial(ROWS, TARGETS), train(ROWS, TARGETS)]
     params = np.append(w.get_value(), b.get_value())
     again, again_losses = trained(lambda p: ext.adam(p, 0.1), [slice(None)] * 3)
@@ -153,12 +153,8 @@ def test_as_serial_makes_the_same_step(two):
 
 
 def test_a_learning_rate_that_changes(two):
-    w, b, rate = synk.shared(np.zeros(4)), synk.shared(0.0), synk.shared(0.1)
-
-    def loss_and_grad(x, y):
-        return gradients(x, y, w.value, b.value)
-
-    train = ext.make_train_function(loss_and_grad, [w, b], ext.sgd([w, b], rate))
+    rate = synk.shared(0.1)
+    w, _, train = training(lambda p: ext.sgd(p, rate))
     train(ROWS, TARGETS)
     before = w.get_value()
     rate.set_value(0.0)

@@ -63,11 +63,11 @@ def test_of_equal_replicas_one_comes_here(tmp_path, monkeypatch):
     synk.set_value(1, other, np.array([-0.0, 1.0, 2.0]))
     collectives = here.session.services.variables.collectives
     assert [collectives.are_alike(each) for each in (alike, other)] == [True, False]
-    really, fetched = collectives.get_value, []
+    fetched = []
 
     def get_value(_, rank, variable):
         fetched.append((variable.name, rank))
-        return really(rank, variable)
+        return np.arange(3) + rank
 
     monkeypatch.setattr(type(collectives), "get_value", get_value)
     synk.save(tmp_path / "state")
