@@ -186,6 +186,23 @@ def arrays_of_classes_of_their_own():
     objects[0] = "abc"
 
 
+def code_that_is_swapped():
+    one, other = 1, [10]
+
+    def helper():
+        return one
+
+    def go():
+        return other[0]
+
+    yield lambda: helper()
+    helper.__code__ = (lambda: one + 1).__code__
+    yield
+    helper = go
+    yield
+    other = [20]
+
+
 def attributes_of_a_function():
     def helper():
         return getattr(helper, "a", 0) * 10 + getattr(helper, "b", 0)
@@ -201,7 +218,7 @@ CASES = [
     *(the_order_of_a_dict_beside_a_new_key, entries_of_a_small_dict, nan_as_a_key),
     *(a_frozenset_of_objects_as_a_key, what_contains_itself, what_says_its_state_itself),
     *(what_is_new_in_a_class, another_class_and_another_dict_of_an_instance),
-    *(arrays_of_classes_of_their_own, attributes_of_a_function),
+    *(arrays_of_classes_of_their_own, code_that_is_swapped, attributes_of_a_function),
 ]
 OF_CLASSES = [
     *((slots_that_were_empty, cls) for cls in (Slotted, Both)),
