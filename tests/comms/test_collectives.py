@@ -19,49 +19,59 @@ pytestmark = pytest.mark.counted_once
 # ── what they give ───────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.fixture
+def where():
+    """Whose arrays are given: those of the host, or (in gpu/) of the device, too."""
+    return "host"
+
+
+def module(where):
+    return synk.xp() if where == "device" else np
+
+
 def test_who_is_who(n):
-    assert per_rank(lambda: synk.rank()) == list(range(n))
-    assert per_rank(lambda: synk.size()) == [n] * n
-    for number in per_rank(lambda: isinstance(synk.rank(), int) and isinstance(synk.size(), int)):
-        assert number
+    assert per_rank(lambda: (synk.rank(), synk.size())) == [(rank, n) for rank in range(n)]
+    assert all(per_rank(lambda: type(synk.rank()) is type(synk.size()) is int))
 
 
 @pytest.mark.parametrize("op", [*OPS, "avg"])
-@pytest.mark.parametrize("shape", [(), (5,), (0, 2), (3, 4), (70_001,)])
-def test_reductions(n, op, shape):
-    name = "mean" if op == "avg" else op
-    want = serial(name, [mine(rank, shape) for rank in range(n)])
+def test_reductions(n, op, where):
+    shapes = [(), (5,), (0, 2), (3, 4), (70_001,)]
 
     def run():
-        x = mine(synk.rank(), shape)
-        given = x.copy()
-        everywhere = synk.all_reduce(x, op)
-        at_root = synk.reduce(x, op, root=synk.size() - 1)
-        assert np.array_equal(x, given)
-        assert type(everywhere) is (np.ndarray if shape else np.float64)
-        assert (at_root is None) == (synk.rank() < synk.size() - 1)
-        return everywhere, everywhere if at_root is None else at_root
+        xp, results = module(where), []
+        for shape in shapes:
+            x = xp.asarray(mine(synk.rank(), shape))
+            given = x.copy()
+            everywhere = synk.all_reduce(x, op)
+            at_root = synk.reduce(x, op, root=synk.size() - 1)
+            assert (x == given).all()
+            assert type(everywhere) is (xp.ndarray if shape or where == "device" else np.float64)
+            assert (at_root is None) == (synk.rank() < synk.size() - 1)
+            assert at_root is None or (at_root == everywhere).all()
+            results.append(everywhere)
+        return tuple(results)
 
-    for everywhere, at_root in per_rank(run):
-        assert everywhere.shape == want.shape
-        assert np.allclose(everywhere, want, rtol=1e-14)
-        assert np.array_equal(everywhere, at_root)
+    for results in per_rank(run):
+        for shape, got in zip(shapes, results, strict=True):
+            want = serial("mean" if op == "avg" else op, [mine(rank, shape) for rank in range(n)])
+            assert got.shape == want.shape
+            assert np.allclose(got, want, rtol=1e-14)
 
 
-def test_means_of_integers_and_sums_of_bools(n):
+def test_means_of_integers_and_sums_of_bools(n, where):
     def run():
-        mean = synk.all_reduce(np.array([synk.rank(), 1]))
-        count = synk.all_reduce(np.array([True, synk.rank() == 0]), "sum")
-        half = synk.all_reduce(np.full(3, 0.1, "f2"), "sum")
-        low = synk.all_reduce(np.array([100], "i1"), "max")
+        xp = module(where)
+        mean = synk.all_reduce(xp.asarray([synk.rank(), 1]))
+        count = synk.all_reduce(xp.asarray([True, synk.rank() == 0]), "sum")
+        half = synk.all_reduce(xp.full(3, 0.1, "f2"), "sum")
+        low = synk.all_reduce(xp.asarray([100], "i1"), "max")
         return mean, count, half, low
 
     for mean, count, half, low in per_rank(run):
-        assert mean.dtype == np.float64
-        assert mean.tolist() == [(n - 1) / 2, 1]
+        assert (mean.dtype, mean.tolist()) == (np.float64, [(n - 1) / 2, 1])
         assert (count.dtype, count.tolist()) == (np.int64, [n, 1])
-        assert half.dtype == np.float16
-        assert low.dtype == np.int8
+        assert (half.dtype, low.dtype) == (np.float16, np.int8)
         assert np.allclose(half, n * np.float32(np.float16(0.1)), rtol=1e-3)
 
 
@@ -75,33 +85,28 @@ def test_python_numbers(n):
     assert [tuple(each) for each in per_rank(run)] == [want] * n
 
 
-def test_nested_containers_in_one_go(n):
+def test_nested_containers_in_one_go(n, where):
+    """Arrays of the host and of the device together."""
+
     def run():
-        rank = synk.rank()
+        xp, rank = module(where), synk.rank()
         given = {
-            "layers": [(mine(rank, (3, 2)), mine(rank, (2,), "f4")), (mine(rank, (1, 1)), 1.5)],
+            "layers": [(mine(rank, (3, 2)), xp.asarray(mine(rank, (2,), "f4"))), (np.ones((1, 1)), 1.5)],
             "steps": rank,
             "none": [],
         }
         got = synk.all_reduce(given, "sum")
-        assert isinstance(got["layers"], list)
-        assert isinstance(got["layers"][1], tuple)
-        assert got["none"] == []
-        assert got["layers"][0][1].dtype == np.float32
-        return (
-            got["layers"][0][0],
-            got["layers"][0][1],
-            got["layers"][1][0],
-            got["layers"][1][1],
-            got["steps"],
-        )
+        (first, second), last = got["layers"]
+        assert (type(got["layers"]), type(last), got["none"]) == (list, tuple, [])
+        assert (type(first), type(second), second.dtype) == (np.ndarray, xp.ndarray, np.float32)
+        return first, second, *last, got["steps"]
 
     want = [
         serial("sum", [mine(rank, shape, dtype) for rank in range(n)])
-        for shape, dtype in [((3, 2), "f8"), ((2,), "f4"), ((1, 1), "f8")]
+        for shape, dtype in [((3, 2), "f8"), ((2,), "f4")]
     ]
     for got in per_rank(run):
-        for one, other in zip(got, [*want, 1.5 * n, n * (n - 1) // 2], strict=True):
+        for one, other in zip(got, [*want, [[n]], 1.5 * n, n * (n - 1) // 2], strict=True):
             assert np.array_equal(one, other)
 
 
@@ -121,10 +126,11 @@ def test_exchange(n):
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 100])
-def test_a_weighted_mean_is_that_of_all_rows(n, rows):
+def test_a_weighted_mean_is_that_of_all_rows(n, rows, where):
     x = np.random.default_rng(rows).standard_normal((rows, 3))
 
     def run(x):
+        x = x.get() if where == "host" and type(x) is not np.ndarray else x
         mean = x.mean(axis=0)
         nested = synk.all_reduce({"mean": mean, "square": (x**2).mean(axis=0)}, weight=len(x))
         share = synk.reduce_scatter(mean, weight=len(x))
@@ -146,12 +152,14 @@ def test_weights_need_not_be_counts(n):
         assert np.isclose(got, (np.arange(n) * weights).sum() / weights.sum())
 
 
-def test_variables_are_reduced_in_place(n):
-    w, v = synk.shared(np.zeros(3), "w"), synk.shared(np.zeros((2, 2), "f4"))
+@pytest.mark.parametrize("shape", [(3,), (70_001,)])
+def test_variables_are_reduced_in_place(n, where, shape):
+    w, v = synk.shared(np.zeros(shape), "w"), synk.shared(np.zeros((2, 2), "f4"))
 
     def run():
-        w.value = mine(synk.rank(), (3,))
-        v.value = mine(synk.rank(), (2, 2), "f4")
+        xp = module(where)
+        w.value = xp.asarray(mine(synk.rank(), shape))
+        v.value = xp.asarray(mine(synk.rank(), (2, 2), "f4"))
         held = w.value
         result = synk.all_reduce([w, v], "sum")
         assert result[0] is w
@@ -159,11 +167,12 @@ def test_variables_are_reduced_in_place(n):
         synk.all_reduce(w, "mean")
         return held, w.value, v.value
 
-    total = serial("sum", [mine(rank, (3,)) for rank in range(n)])
+    total = serial("sum", [mine(rank, shape) for rank in range(n)])
     for held, one, other in per_rank(run):
         assert np.allclose(one, total)
         assert np.array_equal(held, one)
         assert np.array_equal(other, serial("sum", [mine(rank, (2, 2), "f4") for rank in range(n)]))
+    assert np.allclose(w.get_value(), total)
 
 
 def test_a_weighted_mean_of_a_variable_is_in_place_as_well(n):
@@ -192,53 +201,46 @@ def test_variables_among_other_values_are_in_place_as_well(n):
         assert np.array_equal(got, serial("sum", [mine(rank, (2,)) for rank in range(n)]))
 
 
+def moved(xp, root):
+    """What this rank gets of all that moves rows."""
+    rank, size = synk.rank(), synk.size()
+
+    def of(*shape):
+        return xp.asarray(mine(rank, shape))
+
+    found = {
+        "whole": synk.broadcast(of(35_001, 2), root=root),
+        "rows": synk.scatter(of(7, 10_001) if rank == (root or 0) else None, root=root),
+        "joined": synk.gather(of(rank + 1, 20_000), root=root),
+        "stacked": synk.gather(of(2), nd_up=1, root=root),
+        "everywhere": synk.all_gather(of(rank, 30_000)),
+        "raised": synk.all_gather(of(2), nd_up=1),
+        "transposed": synk.all_to_all(of(2 * size + 1, 9_000)),
+        "share": synk.reduce_scatter(of(4, 20_001), "sum"),
+    }
+    synk.barrier()
+    for each in found.values():
+        assert each is None or type(each) is xp.ndarray
+    return [xp.zeros(0) if each is None else each for each in found.values()]
+
+
 @pytest.mark.parametrize("root", [None, 0, -1])
-def test_moving(n, root):
-    place = n - 1 if root == -1 else root
-
-    def run():
-        rank, size = synk.rank(), synk.size()
-        there = place or 0
-        whole = synk.broadcast(mine(rank, (2, 3)), root=place)
-        rows = synk.scatter(mine(rank, (7, 2)), root=place)
-        joined = synk.gather(mine(rank, (rank + 1,)), root=place)
-        stacked = synk.gather(mine(rank, (2,)), nd_up=1, root=place)
-        assert (joined is None) == (stacked is None) == (rank != there)
-        everywhere = synk.all_gather(mine(rank, (rank, 2)))
-        raised = synk.all_gather(mine(rank, (2,)), nd_up=1)
-        transposed = synk.all_to_all(mine(rank, (2 * size + 1,)))
-        share = synk.reduce_scatter(mine(rank, (4, 2)), "sum")
-        synk.barrier()
-        nothing = np.zeros(0)
-        return {
-            "whole": whole,
-            "rows": rows,
-            "joined": nothing if joined is None else joined,
-            "stacked": nothing if stacked is None else stacked,
-            "everywhere": everywhere,
-            "raised": raised,
-            "transposed": transposed,
-            "share": share,
-        }
-
-    there, ranks = place or 0, range(n)
-    for rank, got in enumerate(per_rank(run)):
-        want = {
-            "whole": mine(there, (2, 3)),
-            "rows": np.array_split(mine(there, (7, 2)), n)[rank],
-            "joined": np.concatenate([mine(r, (r + 1,)) for r in ranks]),
-            "stacked": np.stack([mine(r, (2,)) for r in ranks]),
-            "everywhere": np.concatenate([mine(r, (r, 2)) for r in ranks]),
-            "raised": np.stack([mine(r, (2,)) for r in ranks]),
-            "transposed": np.concatenate(
-                [np.array_split(mine(r, (2 * n + 1,)), n)[rank] for r in ranks]
-            ),
-            "share": np.array_split(serial("sum", [mine(r, (4, 2)) for r in ranks]), n)[rank],
-        }
-        if rank != there:
-            want["joined"] = want["stacked"] = np.zeros(0)
-        for name, array in want.items():
-            assert np.array_equal(got[name], array), name
+def test_moving(n, root, where):
+    root = n - 1 if root == -1 else root
+    there, ranks = root or 0, range(n)
+    for rank, got in enumerate(per_rank(lambda: moved(module(where), root))):
+        want = [
+            mine(there, (35_001, 2)),
+            np.array_split(mine(there, (7, 10_001)), n)[rank],
+            np.concatenate([mine(r, (r + 1, 20_000)) for r in ranks]) if rank == there else np.zeros(0),
+            np.stack([mine(r, (2,)) for r in ranks]) if rank == there else np.zeros(0),
+            np.concatenate([mine(r, (r, 30_000)) for r in ranks]),
+            np.stack([mine(r, (2,)) for r in ranks]),
+            np.concatenate([np.array_split(mine(r, (2 * n + 1, 9_000)), n)[rank] for r in ranks]),
+            np.array_split(serial("sum", [mine(r, (4, 20_001)) for r in ranks]), n)[rank],
+        ]
+        for number, (one, other) in enumerate(zip(got, want, strict=True)):
+            assert np.array_equal(one, other), number
 
 
 def test_what_the_others_give_to_a_broadcast_does_not_matter(n):
@@ -266,13 +268,16 @@ def test_results_are_the_ranks_own(n):
         assert np.array_equal(got, np.full((4, 3), rank + 1.0))
 
 
-def test_a_ring_of_messages(n):
+def test_a_ring_of_messages(n, where):
     def run():
+        xp = module(where)
         right, left = (synk.rank() + 1) % synk.size(), (synk.rank() - 1) % synk.size()
         seen = [synk.rank()]
         for _ in range(synk.size() - 1):
-            synk.send(np.array([seen[-1]]), right)
-            seen.append(int(synk.recv(left)[0]))
+            synk.send(xp.asarray([seen[-1]]), right)
+            came = synk.recv(left)
+            assert type(came) is xp.ndarray
+            seen.append(int(came[0]))
         if synk.size() > 1:
             synk.send(2.5, to=right)
             assert synk.recv(source=left) == 2.5
@@ -412,5 +417,4 @@ def test_nested_values_meet_by_their_names_not_by_their_places(session):
         a, b = np.full(2, 1.0), np.full(2, 5.0)
         return synk.all_reduce({"a": a, "b": b} if synk.rank() else {"b": b, "a": a}, op="sum")["a"]
 
-    assert session.function(turned, outputs=None)()[0].tolist() == [2, 2]
-    assert session.function(turned, outputs=None)()[1].tolist() == [2, 2]
+    assert [each.tolist() for each in session.function(turned, outputs=None)()] == [[2, 2]] * 2

@@ -17,6 +17,7 @@ from synkro.plan.split import split
 DTYPES = ["?", "i1", "u2", "i4", "i8", "u8", "f2", "f4", "f8", "c8", "c16"]
 SIZES = [1, 2, 3, 4]
 LENGTHS = [0, 1, 2, 5, 64, 1000]
+SUM = OPERATIONS["sum"]
 
 
 WORLDS = [(ShmWorld, size) for size in SIZES]
@@ -30,21 +31,22 @@ def called(world):
     return f"{size} ranks" if isinstance(size, int) else "hosts of " + "+".join(map(str, size))
 
 
-@pytest.fixture(scope="module", params=WORLDS, ids=called)
-def world(request):
-    make, size = request.param
-    world = make(size)
-    yield world
-    world.close()
+def worlds(params, scope="module"):
+    """A fixture: a world of each of these."""
+
+    @pytest.fixture(scope=scope, params=params, ids=called)
+    def world(request):
+        make, size = request.param
+        world = make(size)
+        yield world
+        world.close()
+
+    return world
 
 
-@pytest.fixture(scope="module", params=WORLDS[1:], ids=called)
-def several(request):
-    """A world of more than one rank."""
-    make, size = request.param
-    world = make(size)
-    yield world
-    world.close()
+world = worlds(WORLDS)
+several = worlds(WORLDS[1:])  # of more than one rank
+pair = worlds([(ShmWorld, 2), (HostsWorld, (1, 1))], "function")
 
 
 def values(rank, shape, dtype, seed=0):
@@ -55,6 +57,11 @@ def values(rank, shape, dtype, seed=0):
     return (
         made + 1j * integers[..., ::-1].astype(dtype) if np.dtype(dtype).kind == "c" and shape else made
     )
+
+
+def who(comm):
+    """How many ranks there are, and the places of all."""
+    return comm.count, comm.all_gather([np.array([comm.place])])[0]
 
 
 def check(got, want):
@@ -96,7 +103,7 @@ class TestConformance:
         inputs = [
             [values(rank, shape, dtype, 9) for shape, dtype in shapes] for rank in range(world.size)
         ]
-        results = good(world.run(lambda comm: comm.all_reduce(inputs[comm.place], OPERATIONS["sum"], 1)))
+        results = good(world.run(lambda comm: comm.all_reduce(inputs[comm.place], SUM, 1)))
         for result in results:
             for index, got in enumerate(result):
                 check(got, serial("sum", [mine[index] for mine in inputs], [1] * world.size))
@@ -129,8 +136,8 @@ class TestConformance:
         def body(comm):
             mine = comm.empty((100_003,), "f8")
             mine[...] = inputs[comm.place]
-            new = comm.all_reduce([inputs[comm.place]], OPERATIONS["sum"], 1)[0]
-            comm.all_reduce_in_place([mine], OPERATIONS["sum"])
+            new = comm.all_reduce([inputs[comm.place]], SUM, 1)[0]
+            comm.all_reduce_in_place([mine], SUM)
             return new, mine
 
         want = world.total("sum", inputs, [1] * world.size)
@@ -142,12 +149,11 @@ class TestConformance:
     def test_reduce_gives_the_root_alone_what_all_reduce_gives_all(self, world, op):
         inputs = [values(rank, (5, 3), "f4") for rank in range(world.size)]
         for root in range(world.size):
-            results = good(
-                world.run(
-                    lambda comm, root=root: comm.reduce([inputs[comm.place]], OPERATIONS[op], 1, root)
-                )
-            )
-            for place, result in enumerate(results):
+
+            def body(comm, root=root):
+                return comm.reduce([inputs[comm.place]], OPERATIONS[op], 1, root)
+
+            for place, result in enumerate(good(world.run(body))):
                 if place == root:
                     check(result[0], serial(op, inputs, [1] * world.size))
                 else:
@@ -291,7 +297,7 @@ class TestConformance:
         def body(comm):
             total = np.zeros(3)
             for turn in range(200):
-                total += comm.all_reduce([np.full(3, comm.place + turn)], OPERATIONS["sum"], 1)[0]
+                total += comm.all_reduce([np.full(3, comm.place + turn)], SUM, 1)[0]
                 if turn % 7 == comm.place:
                     total = total.copy()
                 total = comm.broadcast([total], turn % comm.count)[0]
@@ -304,147 +310,102 @@ class TestConformance:
 
     def test_some_of_the_ranks(self, world):
         for ranks in [(0,), tuple(range(world.size - 1, world.size)), tuple(range(0, world.size, 2))]:
-            results = good(
-                world.run(
-                    lambda comm: (comm.count, comm.all_gather([np.array([comm.place])])[0]),
-                    ranks,
-                )
-            )
-            for count, got in results:
+            for count, got in good(world.run(who, ranks)):
                 assert count == len(ranks)
                 assert got.tolist() == list(range(len(ranks)))
 
 
-@pytest.fixture(params=[(ShmWorld, 2), (HostsWorld, (1, 1))], ids=called)
-def pair(request):
-    make, size = request.param
-    world = make(size)
-    yield world
-    world.close()
+DO_NOT_FIT = {
+    "shapes": (
+        lambda comm: comm.all_reduce([np.zeros(2 + comm.place)], SUM, 1),
+        ["shape (2,)", "shape (3,)", "rank 1", "all_reduce"],
+    ),
+    "dtypes": (
+        lambda comm: comm.reduce([np.zeros(2, ("f4", "f8")[comm.place])], OPERATIONS["max"], 1, 0),
+        ["float32", "float64"],
+    ),
+    "dtypes of one partial dtype": (
+        lambda comm: comm.all_reduce([np.zeros(2, ("i4", "i8")[comm.place])], OPERATIONS["mean"], 1),
+        ["int32", "int64"],
+    ),
+    "operations": (
+        lambda comm: comm.all_reduce([np.zeros(2)], OPERATIONS[("sum", "max")[comm.place]], 1),
+        ['"sum"', '"max"'],
+    ),
+    "collectives": (
+        lambda comm: comm.barrier() if comm.place else comm.all_gather([np.zeros(2)]),
+        ["barrier", "all_gather"],
+    ),
+    "roots": (
+        lambda comm: comm.broadcast([np.zeros(2)], comm.place),
+        ["from or to rank 0", "from or to rank 1"],
+    ),
+    "numbers of arrays": (
+        lambda comm: comm.all_reduce([np.zeros(2)] * (1 + comm.place), SUM, 1),
+        ["rank 0 gave"],
+    ),
+    "rows": (lambda comm: comm.all_gather([np.zeros((2, 1 + comm.place))]), ["(2, 2)"]),
+    "no rows": (lambda comm: comm.scatter([np.array(3.0)], 0), ["without dimensions"]),
+}
+
+CIRCLES = {
+    "both receive": lambda comm: comm.recv(1 - comm.place),
+    "one receives, one waits": lambda comm: comm.barrier() if comm.place else comm.recv(1),
+    "both send too much": lambda comm: [comm.send(np.zeros(1), 1 - comm.place) for _ in range(100)],
+}
 
 
 class TestWhatDoesNotFit:
     """Every rank is told, nobody hangs, and the next call works."""
 
-    @staticmethod
-    def refused(world, body, *words):
-        outcomes = world.run(body)
-        for outcome in outcomes:
-            assert isinstance(outcome, CollectiveError), outcome
+    @pytest.fixture(autouse=True)
+    def works(self, pair):
+        yield
+        good(pair.run(lambda comm: comm.barrier()))
+
+    @pytest.mark.parametrize("what", DO_NOT_FIT)
+    def test_other(self, pair, what):
+        body, words = DO_NOT_FIT[what]
+        outcomes = pair.run(body)
+        assert [type(outcome) for outcome in outcomes] == [CollectiveError] * 2, outcomes
         for word in words:
             assert any(word in str(outcome) for outcome in outcomes), (word, outcomes)
-        good(world.run(lambda comm: comm.barrier()))
-
-    def test_other_shapes(self, pair):
-        self.refused(
-            pair,
-            lambda comm: comm.all_reduce([np.zeros(2 + comm.place)], OPERATIONS["sum"], 1),
-            "shape (2,)",
-            "shape (3,)",
-            "rank 1",
-            "all_reduce",
-        )
-
-    def test_other_dtypes(self, pair):
-        self.refused(
-            pair,
-            lambda comm: comm.reduce([np.zeros(2, ("f4", "f8")[comm.place])], OPERATIONS["max"], 1, 0),
-            "float32",
-            "float64",
-        )
-
-    def test_other_dtypes_of_one_partial_dtype(self, pair):
-        self.refused(
-            pair,
-            lambda comm: comm.all_reduce([np.zeros(2, ("i4", "i8")[comm.place])], OPERATIONS["mean"], 1),
-            "int32",
-            "int64",
-        )
-
-    def test_other_operations(self, pair):
-        self.refused(
-            pair,
-            lambda comm: comm.all_reduce([np.zeros(2)], OPERATIONS[("sum", "max")[comm.place]], 1),
-            '"sum"',
-            '"max"',
-        )
-
-    def test_other_collectives(self, pair):
-        self.refused(
-            pair,
-            lambda comm: comm.barrier() if comm.place else comm.all_gather([np.zeros(2)]),
-            "barrier",
-            "all_gather",
-        )
-
-    def test_other_roots(self, pair):
-        self.refused(
-            pair,
-            lambda comm: comm.broadcast([np.zeros(2)], comm.place),
-            "from or to rank 0",
-            "from or to rank 1",
-        )
-
-    def test_other_numbers_of_arrays(self, pair):
-        self.refused(
-            pair,
-            lambda comm: comm.all_reduce([np.zeros(2)] * (1 + comm.place), OPERATIONS["sum"], 1),
-            "rank 0 gave",
-        )
-
-    def test_rows_that_do_not_fit(self, pair):
-        self.refused(pair, lambda comm: comm.all_gather([np.zeros((2, 1 + comm.place))]), "(2, 2)")
-
-    def test_scalars_have_no_rows(self, pair):
-        self.refused(pair, lambda comm: comm.scatter([np.array(3.0)], 0), "without dimensions")
 
     def test_who_goes_on_after_an_error_stays_in_step(self, pair):
         def body(comm):
             with pytest.raises(CollectiveError):
-                comm.all_reduce([np.zeros(2 + comm.place)], OPERATIONS["sum"], 1)
-            return comm.all_reduce([np.ones(2)], OPERATIONS["sum"], 1)[0].tolist()
+                comm.all_reduce([np.zeros(2 + comm.place)], SUM, 1)
+            return comm.all_reduce([np.ones(2)], SUM, 1)[0].tolist()
 
         assert good(pair.run(body)) == [[2, 2], [2, 2]]
 
+    def stranded(self, outcome, strays, *words):
+        assert isinstance(outcome, CollectiveError)
+        assert outcome.strays == strays
+        for word in words:
+            assert word in str(outcome)
+
     def test_a_rank_that_returns_strands_nobody(self, pair):
         outcomes = pair.run(lambda comm: None if comm.place else comm.barrier())
-        assert isinstance(outcomes[0], CollectiveError)
-        assert "rank 1 returned" in str(outcomes[0])
-        assert "barrier" in str(outcomes[0])
-        assert not outcomes[0].strays
-        good(pair.run(lambda comm: comm.barrier()))
+        self.stranded(outcomes[0], False, "rank 1 returned", "barrier")
 
     def test_a_rank_that_fails_strands_nobody(self, pair):
         def body(comm):
             comm.barrier()
             if comm.place:
                 raise ZeroDivisionError
-            comm.all_reduce([np.zeros(1)], OPERATIONS["sum"], 1)
+            comm.all_reduce([np.zeros(1)], SUM, 1)
 
         outcomes = pair.run(body)
         assert isinstance(outcomes[1], ZeroDivisionError)
-        assert isinstance(outcomes[0], CollectiveError)
-        assert outcomes[0].strays
-        assert "rank 1 failed" in str(outcomes[0])
-        assert "all_reduce (collective 2" in str(outcomes[0])
-        good(pair.run(lambda comm: comm.barrier()))
+        self.stranded(outcomes[0], True, "rank 1 failed", "all_reduce (collective 2")
 
     def test_a_rank_that_never_sends(self, pair):
         outcomes = pair.run(lambda comm: None if comm.place else comm.recv(1))
-        assert isinstance(outcomes[0], CollectiveError)
-        assert "recv from rank 1" in str(outcomes[0])
+        self.stranded(outcomes[0], False, "recv from rank 1")
 
-    @pytest.mark.parametrize(
-        "body",
-        [
-            lambda comm: comm.recv(1 - comm.place),
-            lambda comm: comm.barrier() if comm.place else comm.recv(1),
-            lambda comm: [comm.send(np.zeros(1), 1 - comm.place) for _ in range(100)],
-        ],
-        ids=["both receive", "one receives, one waits", "both send too much"],
-    )
-    def test_ranks_that_wait_for_each_other_are_told(self, pair, body):
-        outcomes = pair.run(body)
+    @pytest.mark.parametrize("what", CIRCLES)
+    def test_ranks_that_wait_for_each_other_are_told(self, pair, what):
+        outcomes = pair.run(CIRCLES[what])
         assert all(isinstance(outcome, CollectiveError) for outcome in outcomes)
         assert any("wait for each other" in str(outcome) for outcome in outcomes)
-        good(pair.run(lambda comm: comm.barrier()))

@@ -14,9 +14,9 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 import synkro as synk  # noqa: E402
 from support.arrays import OPS  # noqa: E402
 from support.examples import examples, given, st  # noqa: E402
+from support.failing import told  # noqa: E402
 from support.forked import TORCH  # noqa: E402
 from support.sessions import per_rank  # noqa: E402
-from support.waiting import Watch  # noqa: E402
 from synkro import CollectiveError, InvalidType, InvalidValue, UsageError, WorkerError  # noqa: E402
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
@@ -156,10 +156,9 @@ def test_others_than_the_root_may_give_anything(n):
         total.backward()
         return None if x is None else x.grad
 
-    n_ranks = n
     gradient = per_rank(run)[0]
-    parts = np.repeat(np.arange(1, n_ranks + 1), [len(p) for p in np.array_split(np.arange(4), n_ranks)])
-    want = sum(range(1, n_ranks + 1)) + parts[:, None] + n_ranks
+    parts = np.repeat(np.arange(1, n + 1), [len(p) for p in np.array_split(np.arange(4), n)])
+    want = sum(range(1, n + 1)) + parts[:, None] + n
     assert np.array_equal(gradient, np.broadcast_to(want, (4, 2)))
 
 
@@ -172,20 +171,22 @@ def test_exchange_with_gradients(n):
     check(program, rows((2,), 3, 1, 2))
 
 
-@pytest.mark.parametrize("color", [lambda rank: rank % 2, lambda rank: rank // 2, lambda rank: 0])
-def test_in_worlds(n, color):
+@pytest.mark.parametrize("color", [None, lambda rank: rank % 2, lambda rank: rank // 2, lambda rank: 0])
+def test_all_of_them_in_one_graph(n, color):
+    """Of the ranks of the call, or of worlds of them."""
+
     def program(x, y):
-        world = synk.split(color(synk.rank()))
-        other = world.size() - 1 - world.rank()
+        world = synk if color is None else synk.split(color(synk.rank()))
+        last = world.size() - 1
         a = world.all_reduce(x @ y, "mean", weight=1 + synk.rank())
         b = synk.all_gather(torch.tanh(a * x.sum()))
         c = world.all_to_all(b[: 4 + synk.rank()] * y[0, 0])
-        d = world.broadcast(c.sum(0), root=world.size() - 1)
+        d = world.broadcast(c.sum(0), root=last)
         e = world.reduce_scatter(b * d, "prod")
         f = world.scatter(b + d, root=0)
-        g = world.exchange(f, other)
+        g = world.exchange(f, last - world.rank())
         h = synk.exchange(x.sin(), synk.size() - 1 - synk.rank())
-        return [a, e, h, synk.all_reduce(world.all_reduce(g.sum(), "max"), "sum")]
+        return [a, e, h, synk.all_reduce(world.all_reduce({"g": g.sum()}, "max")["g"], "sum")]
 
     check(program, (3, 2), (2, 3))
 
@@ -202,20 +203,6 @@ def test_a_backward_through_a_world_of_an_earlier_call(n):
     run()
     with pytest.raises(UsageError, match="was made in another call"):
         run()
-
-
-def test_all_of_them_in_one_graph(n):
-    def program(x, y):
-        a = synk.all_reduce(x @ y, "mean")
-        b = synk.all_gather(torch.tanh(a * x.sum()))
-        c = synk.all_to_all(b[: 4 + synk.rank()] * y[0, 0])
-        d = synk.broadcast(c.sum(0), root=synk.size() - 1)
-        e = synk.reduce_scatter(b * d, "max")
-        f = synk.scatter(b + d, root=0)
-        g = synk.exchange(f, synk.size() - 1 - synk.rank())
-        return [a, e, synk.all_reduce({"g": g.sum(), "f": f.mean()}, "prod")["g"]]
-
-    check(program, (3, 2), (2, 3))
 
 
 @pytest.mark.parametrize("op", ["mean", "sum", "prod"])
@@ -488,119 +475,94 @@ def test_nothing_is_kept_after_backward(two):
 
 # ── what cannot be ───────────────────────────────────────────────────────────────────────────────────
 
-REFUSED = {
-    "reduce": (lambda x: synk.reduce(x), r"reduce\(\) got a tensor .* use all_reduce\(\)"),
-    "gather": (lambda x: synk.gather(x), r"gather\(\) got a tensor .* use all_gather\(\)"),
-    "send": (lambda x: synk.send(x, 1 - synk.rank()), r"send\(\) got a tensor .* use exchange\(\)"),
-}
 
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_where_backward_would_not_run_everywhere(three, name):
-    does, message = REFUSED[name]
-
-    def run():
-        x = torch.ones(2, requires_grad=True)
-        if synk.rank() < 2:
-            does(x * 2)
-
-    with Watch(), pytest.raises(WorkerError, match=message) as caught:
-        synk.function(run, outputs=[])()
-    assert isinstance(caught.value.original, InvalidValue)
-
-
-def losses_of_different_collectives():
-    x = torch.ones(2, requires_grad=True)
+def losses_of_different_collectives(r):
+    x = ones()
     y, z = synk.all_reduce(x), synk.all_reduce(x)
-    (y if synk.rank() == 0 else z).sum().backward()
+    (y if r == 0 else z).sum().backward()
 
 
-def a_loss_without_one():
-    x = torch.ones(2, requires_grad=True)
+def a_loss_without_one(r):
     synk.barrier()
-    y = synk.all_gather(x)
-    if synk.rank() != 1:
+    y = synk.all_gather(ones())
+    if r != 1:
         y.sum().backward()
 
 
-def a_loss_of_one_more():
-    x = torch.ones(2, requires_grad=True)
-    y = synk.all_reduce(x)
+def a_loss_of_one_more(r):
+    y = synk.all_reduce(ones())
     z = synk.all_reduce(y * 2)
-    (z if synk.rank() == 0 else y).sum().backward()
+    (z if r == 0 else y).sum().backward()
 
 
-def an_exchange_that_one_leaves_out():
-    x = torch.ones(2, requires_grad=True)
-    other = 2 - synk.rank()
-    y, z = synk.exchange(x, other), synk.exchange(x, other)
-    (y if synk.rank() == 0 else z).sum().backward()
+def an_exchange_that_one_leaves_out(r):
+    x = ones()
+    y, z = synk.exchange(x, 2 - r), synk.exchange(x, 2 - r)
+    (y if r == 0 else z).sum().backward()
 
 
-STRAY = {
-    "different": (
-        losses_of_different_collectives,
-        r"rank 0 is in all_reduce .* in the backward of all_reduce \(collective 1\), but rank 1 in "
-        r"all_reduce .* in the backward of all_reduce \(collective 2\).*add 0 \* result.sum\(\)",
+def a_rank_without_gradients(r):
+    with torch.set_grad_enabled(r != 1):
+        synk.all_reduce(ones())
+
+
+def a_rank_with_an_array(r):
+    synk.all_reduce(ones(torch.float64) if r != 1 else np.ones(2))
+
+
+def integers_for_floats(r):
+    synk.exchange(ones() if r else torch.ones(2, dtype=torch.int64), 2 - r)
+
+
+def ones(dtype=torch.float32):
+    return torch.ones(2, dtype=dtype, requires_grad=True)
+
+
+IN_THE_BACKWARD = (
+    r"rank 0 is in all_reduce .* in the backward of all_reduce \(collective 1\), but rank 1 in "
+    r"all_reduce .* in the backward of all_reduce \(collective 2\).*add 0 \* result.sum\(\)"
+)
+EXCHANGED = (
+    r"exchange in the backward of exchange [12] of ranks 0 and 2, but rank [02] was in exchange in "
+    r"the backward of exchange [12] of ranks 0 and 2"
+)
+WRONG = {  # where backward would not run everywhere, or not the same
+    "reduce": (
+        lambda r: r < 2 and synk.reduce(ones() * 2),
+        r"reduce\(\) got a tensor .* use all_reduce\(\)",
+        InvalidValue,
     ),
+    "gather": (
+        lambda r: r < 2 and synk.gather(ones() * 2),
+        r"gather\(\) got a tensor .* use all_gather\(\)",
+        InvalidValue,
+    ),
+    "send": (
+        lambda r: r < 2 and synk.send(ones() * 2, 1 - r),
+        r"send\(\) got a tensor .* use exchange\(\)",
+        InvalidValue,
+    ),
+    "different": (losses_of_different_collectives, IN_THE_BACKWARD, CollectiveError),
     "none": (
         a_loss_without_one,
         r"rank 1 returned from the function without .* in the backward of all_gather \(collective 2\)",
+        CollectiveError,
     ),
-    "one more": (a_loss_of_one_more, r"in the backward of all_reduce \(collective 2\), but rank 1"),
-    "exchange": (
-        an_exchange_that_one_leaves_out,
-        r"exchange in the backward of exchange [12] of ranks 0 and 2, but rank [02] was in exchange in "
-        r"the backward of exchange [12] of ranks 0 and 2",
+    "one more": (
+        a_loss_of_one_more,
+        r"in the backward of all_reduce \(collective 2\), but rank 1",
+        CollectiveError,
     ),
+    "exchange": (an_exchange_that_one_leaves_out, EXCHANGED, CollectiveError),
+    "no_grad": (a_rank_without_gradients, r"this one is in torch.no_grad\(\)", UsageError),
+    "array": (a_rank_with_an_array, "gave array.*give tensors on all ranks", InvalidType),
+    "integers": (integers_for_floats, "got one of torch.int64.*give floats on both", InvalidType),
 }
 
 
-@pytest.mark.parametrize("what", STRAY)
-def test_losses_that_need_different_collectives(three, what):
-    program, message = STRAY[what]
-
-    def run():
-        program()
-
-    with Watch(), pytest.raises(WorkerError, match=message) as caught:
-        synk.function(run, outputs=[])()
-    assert isinstance(caught.value.original, CollectiveError)
-
-
-def a_rank_without_gradients():
-    x = torch.ones(2, requires_grad=True)
-    with torch.set_grad_enabled(synk.rank() != 1):
-        synk.all_reduce(x)
-
-
-def a_rank_with_an_array():
-    x = torch.ones(2, dtype=torch.float64, requires_grad=True)
-    synk.all_reduce(x if synk.rank() != 1 else np.ones(2))
-
-
-def integers_for_floats():
-    x = torch.ones(2, requires_grad=True) if synk.rank() else torch.ones(2, dtype=torch.int64)
-    synk.exchange(x, 2 - synk.rank())
-
-
-ALONE = {
-    "no_grad": (a_rank_without_gradients, UsageError, r"this one is in torch.no_grad\(\)"),
-    "array": (a_rank_with_an_array, InvalidType, "gave array.*give tensors on all ranks"),
-    "integers": (integers_for_floats, InvalidType, "got one of torch.int64.*give floats on both"),
-}
-
-
-@pytest.mark.parametrize("what", ALONE)
-def test_a_rank_that_cannot_take_part_in_backward(three, what):
-    program, kind, message = ALONE[what]
-
-    def run():
-        program()
-
-    with Watch(), pytest.raises(WorkerError, match=message) as caught:
-        synk.function(run, outputs=[])()
-    assert isinstance(caught.value.original, kind)
+@pytest.mark.parametrize("what", WRONG)
+def test_what_ranks_may_not_do(three, what):
+    told(*WRONG[what])
 
 
 def test_backward_among_other_ranks(three):

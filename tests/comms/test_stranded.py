@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from support.failing import leave
+from support.failing import leave, told
 from support.sessions import per_rank, running
 from support.waiting import Watch
-from synkro import CallTimeout, SessionBroken, WorkerDied, WorkerError
+from synkro import CallTimeout, SessionBroken, WorkerDied
 from synkro.errors import CollectiveError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
@@ -40,7 +40,11 @@ WAITING = {
 }
 
 
-LATER = [name for name in WAITING if name not in ("recv", "send")]
+LATER = [kind for kind in WAITING if kind not in ("recv", "send")]
+
+
+def name(kind):
+    return kind.partition(" ")[0]
 
 
 def when_the_others_wait(seconds=0.1):
@@ -50,69 +54,43 @@ def when_the_others_wait(seconds=0.1):
 
 @pytest.mark.parametrize("kind", WAITING)
 @pytest.mark.parametrize("early", [True, False])
-def test_an_exception_while_the_others_wait(three, kind, early):
+@pytest.mark.parametrize("how", ["fails", "returns"])
+def test_who_leaves_while_the_others_wait(three, kind, early, how):
     wait = WAITING[kind]
 
-    def run():
+    def does(r):
         synk.barrier()
-        if synk.rank() == 1:
-            if not early:
-                when_the_others_wait()
+        if early == (r != 1):
+            when_the_others_wait()
+        if r != 1:
+            wait()
+        elif how == "fails":
             raise ZeroDivisionError("on purpose")
-        if early:
-            when_the_others_wait()
-        wait()
 
-    with (
-        Watch(),
-        pytest.raises(WorkerError, match=r"rank 1 .*failed in the function 'run'.*on purpose") as caught,
-    ):
-        synk.function(run, outputs=[])()
-    assert caught.value.rank == 1
-    assert isinstance(caught.value.original, ZeroDivisionError)
-
-
-@pytest.mark.parametrize("kind", WAITING)
-@pytest.mark.parametrize("early", [True, False])
-def test_a_return_while_the_others_wait(three, kind, early):
-    wait = WAITING[kind]
-    name = kind.partition(" ")[0]
-
-    def run():
-        synk.barrier()
-        if synk.rank() == 1:
-            if not early:
-                when_the_others_wait()
-            return
-        if early:
-            when_the_others_wait()
-        wait()
-
-    with Watch(), pytest.raises(WorkerError, match="rank 1 returned from the function") as caught:
-        synk.function(run, outputs=[])()
-    assert caught.value.rank in (0, 2)
-    assert isinstance(caught.value.original, CollectiveError)
-    assert f"taking part in {name}" in str(caught.value)
-    assert "every rank of a call must enter the same collectives" in str(caught.value)
+    if how == "fails":
+        error = told(does, r"rank 1 .*failed in the function 'run'.*on purpose", ZeroDivisionError)
+        assert error.rank == 1
+    else:
+        error = told(does, f"rank 1 returned from the function .*taking part in {name(kind)}")
+        assert error.rank in (0, 2)
+        assert "every rank of a call must enter the same collectives" in str(error)
 
 
 @pytest.mark.parametrize("kind", WAITING)
 def test_the_others_are_told_who_failed(three, kind):
     """They may catch it: the error in their hands names the rank and the collective."""
-    wait = WAITING[kind]
-    name = kind.partition(" ")[0]
+    wait, called = WAITING[kind], name(kind)
     heard = synk.shared(False)
 
-    def run():
-        if synk.rank() == 1:
+    def does(r):
+        if r == 1:
             raise ZeroDivisionError("on purpose")
         try:
             wait()
         except CollectiveError as error:
-            heard.value = "rank 1 failed" in str(error) and name in str(error) and error.strays
+            heard.value = "rank 1 failed" in str(error) and called in str(error) and error.strays
 
-    with Watch(), pytest.raises(WorkerError, match="on purpose"):
-        synk.function(run, outputs=[])()
+    told(does, "on purpose", ZeroDivisionError)
     assert synk.gather(heard).tolist() == [True, False, True]
 
 
@@ -120,16 +98,8 @@ def test_the_others_are_told_who_failed(three, kind):
 def test_a_skipped_collective(three, kind):
     """One rank is a collective ahead of the others: in another one than they, and then gone."""
     wait = WAITING[kind]
-
-    def run():
-        if synk.rank() != 1:
-            wait()
-        synk.all_reduce(np.ones(7), "prod")
-
-    with Watch(), pytest.raises(WorkerError, match="all_reduce") as caught:
-        synk.function(run, outputs=[])()
-    assert isinstance(caught.value.original, CollectiveError)
-    assert "rank 1" in str(caught.value)
+    error = told(lambda r: (r == 1 or wait(), synk.all_reduce(np.ones(7), "prod")), "all_reduce")
+    assert "rank 1" in str(error)
 
 
 ENDINGS = {"exit": 5, "SIGKILL": None, "SIGSEGV": None}
@@ -193,28 +163,7 @@ DEADLOCKS = {
 @pytest.mark.parametrize("what", DEADLOCKS)
 def test_deadlocks_are_answered(three, what):
     does, message = DEADLOCKS[what]
-
-    def run():
-        does(synk.rank())
-
-    with Watch(), pytest.raises(WorkerError, match="wait for each other, and none can go on") as caught:
-        synk.function(run, outputs=[])()
-    assert message in str(caught.value)
-
-
-def test_messages_that_nobody_receives_are_forgotten(three):
-    def send():
-        if synk.rank() == 0:
-            synk.send(np.array(-1.0), 1)
-
-    synk.function(send, outputs=[])()
-
-    def run():
-        if synk.rank() == 0:
-            synk.send(np.array(5.0), 1)
-        return synk.recv(0) if synk.rank() == 1 else 0.0
-
-    assert per_rank(run) == [0, 5, 0]
+    assert message in str(told(does, "wait for each other, and none can go on"))
 
 
 def test_a_slow_rank_is_waited_for(three):

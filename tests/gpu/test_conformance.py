@@ -171,13 +171,7 @@ class TestConformance(cpu.TestConformance):
 
     def test_some_of_the_ranks(self, world):
         for count in range(1, world.size + 1):
-            results = good(
-                world.run(
-                    lambda comm: (comm.count, comm.all_gather([np.array([comm.place])])[0]),
-                    tuple(range(count)),
-                )
-            )
-            for found, got in results:
+            for found, got in good(world.run(cpu.who, tuple(range(count)))):
                 assert found == count
                 assert got.tolist() == list(range(count))
 
@@ -186,24 +180,26 @@ class TestWhatDoesNotFit(cpu.TestWhatDoesNotFit):
     """Every rank is told, nobody hangs, and the next call works."""
 
 
-def numbers(rank, dtype, shape=(5,)):
-    return cpu.values(rank, shape, dtype)
+LAYOUTS = {
+    "F": lambda a: a.copy("F"),
+    "every other": lambda a: a[::2],
+    "backwards": lambda a: a[::-1],
+    "column": lambda a: a[:, 1],
+}
+
+
+def reduced(inputs, op):
+    return lambda comm: comm.all_reduce([inputs[comm.place]], OPERATIONS[op], 1)[0]
 
 
 class TestOnTheDevice:
     """What only device arrays have."""
 
     @pytest.mark.parametrize("op", OPERATIONS)
-    @pytest.mark.parametrize("layout", ["F", "every other", "backwards", "column"])
+    @pytest.mark.parametrize("layout", LAYOUTS)
     def test_any_strides(self, world, op, layout):
-        inputs = [numbers(rank, "f4", (6, 4)) for rank in range(world.size)]
-        views = {
-            "F": lambda a: a.copy("F"),
-            "every other": lambda a: a[::2],
-            "backwards": lambda a: a[::-1],
-            "column": lambda a: a[:, 1],
-        }
-        view = views[layout]
+        inputs = [cpu.values(rank, (6, 4), "f4") for rank in range(world.size)]
+        view = LAYOUTS[layout]
 
         def body(comm):
             comm, xp = comm.comm, comm.xp
@@ -261,28 +257,20 @@ class TestOnTheDevice:
         inputs = [
             np.array([1 if rank and op != "prod" else first, 3, 0.5], "f2") for rank in range(world.size)
         ]
-
-        def body(comm):
-            return comm.all_reduce([inputs[comm.place]], OPERATIONS[op], 1)[0]
-
         wide = [array.astype("f4") for array in inputs]
-        want = {"sum": np.sum, "mean": np.mean, "prod": np.prod}[op](wide, axis=0).astype("f2")
-        for result in good(world.run(body)):
+        want = getattr(np, op)(wide, axis=0).astype("f2")
+        for result in good(world.run(reduced(inputs, op))):
             cpu.check(result, want)
 
     @pytest.mark.parametrize("op", ["max", "min"])
     @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8"])
     def test_nan_is_carried(self, world, op, dtype):
-        inputs = [numbers(rank, dtype) for rank in range(world.size)]
+        inputs = [cpu.values(rank, (5,), dtype) for rank in range(world.size)]
         for rank, array in enumerate(inputs):
             array[rank % 5] = np.nan
-
-        def body(comm):
-            return comm.all_reduce([inputs[comm.place]], OPERATIONS[op], 1)[0]
-
         want = cpu.serial(op, inputs, [1] * world.size)
         assert np.isnan(want).any()
-        for result in good(world.run(body)):
+        for result in good(world.run(reduced(inputs, op))):
             cpu.check(result, want)
 
     def test_a_rank_of_weight_zero_counts_for_nothing_even_if_it_is_nan(self, several):

@@ -13,12 +13,19 @@ import numpy as np
 import pytest
 
 import synkro as synk
+from comms import test_collectives as cpu
+from comms.test_collectives import (  # noqa: F401
+    test_a_ring_of_messages,
+    test_moving,
+    test_reductions,
+)
 from support.gpus import OVER_HOSTS, SINGLE, STAND_IN, environment, serving, settled, started
 from support.programs import ROOT
 from support.sessions import LARGE, current, per_rank
 from synkro import here
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
+cloudpickle.register_pickle_by_value(cpu)
 
 pytestmark = [pytest.mark.hosts, pytest.mark.counted_once]
 
@@ -179,36 +186,9 @@ def test_a_training_step(n):
         np.testing.assert_allclose(synk.get_value(rank, w), want)
 
 
-@pytest.mark.parametrize("where", ["device", "host"])
-@pytest.mark.parametrize("size", [5, 70_001])
-def test_collectives_inside(n, where, size):
-    def run():
-        xp = synk.xp() if where == "device" else np
-        rank, count = synk.rank(), synk.size()
-        x = xp.arange(size) + 1000.0 * rank
-        y = synk.all_gather(x[: rank + 1])
-        root = synk.reduce(x, "max", root=count - 1)
-        part = synk.scatter(x if rank == 0 else None)
-        same = synk.broadcast(x, root=count - 1)
-        share = synk.reduce_scatter(x, "sum")
-        crossed = synk.all_to_all(x)
-        synk.send(x, (rank + 1) % count)
-        came = synk.recv((rank - 1) % count)
-        results = synk.all_reduce(x, "sum"), y, root, part, same, share, crossed, came
-        assert all(each is None or isinstance(each, xp.ndarray) for each in results)
-        return results
-
-    given = [np.arange(size) + 1000.0 * rank for rank in range(n)]
-    for rank, got in enumerate(per_rank(run)):
-        total, gathered, root, part, same, share, crossed, came = got
-        np.testing.assert_allclose(total, np.sum(given, axis=0))
-        assert np.array_equal(gathered, np.concatenate([x[: r + 1] for r, x in enumerate(given)]))
-        assert rank < n - 1 or np.array_equal(root, given[-1])
-        assert np.array_equal(part, np.array_split(given[0], n)[rank])
-        assert np.array_equal(same, given[-1])
-        np.testing.assert_allclose(share, np.array_split(np.sum(given, axis=0), n)[rank])
-        assert np.array_equal(crossed, np.concatenate([np.array_split(x, n)[rank] for x in given]))
-        assert np.array_equal(came, given[rank - 1])
+@pytest.fixture(params=["device", "host"])
+def where(request):
+    return request.param
 
 
 def test_worlds_have_links_of_their_own(n):

@@ -9,8 +9,10 @@ import time
 
 import pytest
 
+import synkro as synk
 from support.sessions import rank
 from support.waiting import Watch, wait_until
+from synkro.errors import CollectiveError, WorkerError
 
 
 def leave(status):
@@ -79,3 +81,16 @@ def ctrl_c(condition, call):
 
     with Watch(), pytest.raises(KeyboardInterrupt):
         interrupted()
+
+
+def told(does, message, kind=CollectiveError):
+    """The error of a call of 'run' in which each rank *does* what its number says; of that *kind*."""
+
+    def run():
+        does(rank())
+
+    with Watch(), pytest.raises(WorkerError, match=message) as caught:
+        synk.function(run, outputs=[])()
+    assert isinstance(caught.value.original, kind)
+    assert "in the function 'run'" in str(caught.value)
+    return caught.value
