@@ -8,6 +8,7 @@ import pytest
 
 import synkro as synk
 from support.arrays import OPS, mine, serial
+from support.collectives import check_everything, everything
 from support.sessions import per_rank
 from synkro import UsageError, WorkerError
 
@@ -201,46 +202,16 @@ def test_variables_among_other_values_are_in_place_as_well(n):
         assert np.array_equal(got, serial("sum", [mine(rank, (2,)) for rank in range(n)]))
 
 
-def moved(xp, root):
-    """What this rank gets of all that moves rows."""
-    rank, size = synk.rank(), synk.size()
-
-    def of(*shape):
-        return xp.asarray(mine(rank, shape))
-
-    found = {
-        "whole": synk.broadcast(of(35_001, 2), root=root),
-        "rows": synk.scatter(of(7, 10_001) if rank == (root or 0) else None, root=root),
-        "joined": synk.gather(of(rank + 1, 20_000), root=root),
-        "stacked": synk.gather(of(2), nd_up=1, root=root),
-        "everywhere": synk.all_gather(of(rank, 30_000)),
-        "raised": synk.all_gather(of(2), nd_up=1),
-        "transposed": synk.all_to_all(of(2 * size + 1, 9_000)),
-        "share": synk.reduce_scatter(of(4, 20_001), "sum"),
-    }
-    synk.barrier()
-    for each in found.values():
-        assert each is None or type(each) is xp.ndarray
-    return [xp.zeros(0) if each is None else each for each in found.values()]
-
-
 @pytest.mark.parametrize("root", [None, 0, -1])
-def test_moving(n, root, where):
+def test_everything(n, root, where):
     root = n - 1 if root == -1 else root
-    there, ranks = root or 0, range(n)
-    for rank, got in enumerate(per_rank(lambda: moved(module(where), root))):
-        want = [
-            mine(there, (35_001, 2)),
-            np.array_split(mine(there, (7, 10_001)), n)[rank],
-            np.concatenate([mine(r, (r + 1, 20_000)) for r in ranks]) if rank == there else np.zeros(0),
-            np.stack([mine(r, (2,)) for r in ranks]) if rank == there else np.zeros(0),
-            np.concatenate([mine(r, (r, 30_000)) for r in ranks]),
-            np.stack([mine(r, (2,)) for r in ranks]),
-            np.concatenate([np.array_split(mine(r, (2 * n + 1, 9_000)), n)[rank] for r in ranks]),
-            np.array_split(serial("sum", [mine(r, (4, 20_001)) for r in ranks]), n)[rank],
-        ]
-        for number, (one, other) in enumerate(zip(got, want, strict=True)):
-            assert np.array_equal(one, other), number
+    for shape in [(3,), (7, 10_001)]:
+
+        def run():
+            return everything(synk, synk.rank(), shape, "sum", root, xp=module(where))
+
+        for rank, found in enumerate(per_rank(run)):
+            check_everything(found, range(n), rank, shape, "sum", root)
 
 
 def test_what_the_others_give_to_a_broadcast_does_not_matter(n):

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from support.arrays import OPS, mine, serial
+from support.arrays import OPS
+from support.collectives import check_everything, everything
 from support.examples import examples, given, st
 from support.sessions import current, per_rank, running, start
 from support.waiting import Watch
@@ -44,65 +45,18 @@ def parted(colors):
     ]
 
 
-def everything(world, number, shape, op):
-    """What this rank gets of every collective of *world*."""
-    x = mine(number, shape)
-    root = world.size() - 1
-    back = world.size() - 1 - world.rank()
-    return {
-        "all_reduce": world.all_reduce(x, op),
-        "reduce": world.reduce(x, op, root=root),
-        "broadcast": world.broadcast(x, root=root),
-        "default root": world.broadcast(x),
-        "all_gather": world.all_gather(x),
-        "gather": world.gather(x, root=root),
-        "scatter": world.scatter(x, root=root),
-        "all_to_all": world.all_to_all(x),
-        "reduce_scatter": world.reduce_scatter(x, op),
-        "exchange": world.exchange(x, back),
-    }
-
-
-def expected(ranks, number, shape, op, master=0):
-    """The same by NumPy, for rank *number* in the world of *ranks*."""
-    xs = [mine(rank, shape) for rank in ranks]
-    place = ranks.index(number)
-    total, last = serial(op, xs), place == len(ranks) - 1
-    split = [np.array_split(x, len(ranks)) for x in xs]
-    return {
-        "all_reduce": total,
-        "reduce": total if last else None,
-        "broadcast": xs[-1],
-        "default root": xs[ranks.index(master) if master in ranks else 0],
-        "all_gather": np.concatenate(xs),
-        "gather": np.concatenate(xs) if last else None,
-        "scatter": split[-1][place],
-        "all_to_all": np.concatenate([each[place] for each in split]),
-        "reduce_scatter": np.array_split(total, len(ranks))[place],
-        "exchange": xs[len(ranks) - 1 - place],
-    }
-
-
-def assert_same(got, want):
-    assert got.keys() == want.keys()
-    for name, value in want.items():
-        if value is None:
-            assert got[name] is None, name
-        else:
-            np.testing.assert_allclose(got[name], value, rtol=1e-14, err_msg=name)
-
-
 COLORS = st.lists(st.sampled_from([0, 1, -7, None]), min_size=4, max_size=4)
 
 
-@given(COLORS, COLORS, st.sampled_from(OPS), st.sampled_from([(1,), (6, 2), (3000, 3)]))
+@given(COLORS, COLORS, st.booleans(), st.sampled_from(OPS), st.sampled_from([(1,), (6, 2), (3000, 3)]))
 @examples(25)
-def test_collectives_of_worlds_are_those_of_numpy(four_forked, first, second, op, shape):
+def test_collectives_of_worlds_are_those_of_numpy(four_forked, first, second, last, op, shape):
     def run():
         number, found = synk.rank(), []
         worlds = [synk.split(colors[number]) for colors in (first, second)]
         for world in [*worlds, *worlds]:  # in turns
-            found.append(None if world is None else everything(world, number, shape, op))
+            root = world.size() - 1 if world and last else None
+            found.append(None if world is None else everything(world, number, shape, op, root))
         assert (synk.rank(), synk.size()) == (number, 4)
         places = [world and (world.rank(), world.size()) for world in worlds]
         return found, places, synk.all_gather(np.array([number]))
@@ -118,7 +72,7 @@ def test_collectives_of_worlds_are_those_of_numpy(four_forked, first, second, op
                 continue
             assert places[index] == (ranks.index(number), len(ranks))
             for got in (found[index], found[index + 2]):
-                assert_same(got, expected(ranks, number, shape, op))
+                check_everything(got, ranks, number, shape, op, len(ranks) - 1 if last else None)
 
 
 def test_a_world_is_split_again(four):

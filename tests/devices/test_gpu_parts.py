@@ -283,14 +283,19 @@ class TestPlacement:
             (None, ["cuda:1", "cuda:1"], [1, 1]),
             (None, "cuda:2,cuda:0", [2, 0]),
             (None, "dev0->cuda0;dev1->cuda2", [0, 2]),
+            (None, "a->cuda:2; b->cuda2", [2, 2]),
+            (None, ["cuda:2", "cuda:0", "cuda2"], [2, 0, 2]),
         ],
     )
     def test_gpus_by_name(self, three_gpus, n, devices, want):
-        assert [assignment.gpu.index for assignment in choose(n, devices, None)] == want
+        def chosen(devices, by_environment):
+            return [assignment.gpu.index for assignment in choose(n, devices, by_environment)]
+
+        assert chosen(devices, None) == want
         if devices is not None:
-            assert [assignment.gpu.index for assignment in choose(n, None, devices)] == want or (
-                not isinstance(devices, str)
-            )
+            assert chosen(devices, "cuda:1") == want
+        if isinstance(devices, str):
+            assert chosen(None, devices) == want
 
     def test_cpus_are_there_for_the_asking(self, three_gpus):
         assert [assignment.gpu for assignment in choose(1, "cpu", None)] == [None]
@@ -304,10 +309,18 @@ class TestPlacement:
             (None, ["cuda", "cuda"], "names 'cuda' among others: say which GPU"),
             (None, ["cuda:"], "unknown device 'cuda:'"),
             (None, ["cuda:0", "cpu"], r"CPUs and GPUs \(cuda0, cpu\): .*one kind"),
+            (None, "a->cuda0;b->cpu", "CPUs and GPUs"),
+            (None, ["cuda:0", "cuda7"], "cuda7"),
+            (None, "a->cuda0;a->cuda1", "twice"),
+            (None, "cuda0->a", "cuda0"),
+            (None, "gpu0", "gpu0"),
+            (None, "cuda:-1", "cuda:-1"),
+            (None, [], "no device"),
+            (None, 3, "devices="),
         ],
     )
     def test_what_cannot_be(self, three_gpus, n, devices, message):
-        with pytest.raises(InvalidValue, match=message):
+        with pytest.raises(InvalidType if devices == 3 else InvalidValue, match=message):
             choose(n, devices, None)
 
     def test_no_gpu(self, monkeypatch):
@@ -318,15 +331,15 @@ class TestPlacement:
             choose(None, "cuda", None)
 
     @pytest.mark.parametrize(
-        ("n", "devices", "error", "message"),
+        ("n", "devices", "message"),
         [
-            (4, "cuda", InvalidValue, "3 GPUs are visible on h2: list a GPU more than once"),
-            (None, "cuda:3", InvalidValue, r"but 3 GPUs are visible on h2 \(cuda:0"),
+            (4, "cuda", "3 GPUs are visible on h2: list a GPU more than once"),
+            (None, "cuda:3", r"but 3 GPUs are visible on h2 \(cuda:0"),
         ],
     )
-    def test_what_another_host_does_not_have(self, n, devices, error, message):
+    def test_what_another_host_does_not_have(self, n, devices, message):
         room = Room(4, lambda: Visible(H200, 22_900, ""), "h2")
-        with pytest.raises(error, match=message):
+        with pytest.raises(InvalidValue, match=message):
             choose(n, devices, None, room)
 
     def test_another_host_without_gpus(self):
@@ -367,7 +380,10 @@ class TestPlacement:
 
     @pytest.mark.parametrize(
         ("preallocate", "error"),
-        [(1.5, InvalidValue), (-0.1, InvalidValue), (float("nan"), InvalidValue), ("0.7", InvalidType)],
+        [
+            *((value, InvalidValue) for value in (1.5, -0.1, float("nan"))),
+            *((value, InvalidType) for value in ("0.7", True, [0.5])),
+        ],
     )
     def test_what_is_no_fraction(self, three_gpus, preallocate, error):
         with pytest.raises(error, match=r"preallocate must be a fraction .* from 0 to 1; got"):

@@ -12,14 +12,14 @@ from comms.test_collectives import (  # noqa: F401
     module,
     test_a_ring_of_messages,
     test_a_weighted_mean_is_that_of_all_rows,
+    test_everything,
     test_means_of_integers_and_sums_of_bools,
-    test_moving,
     test_nested_containers_in_one_go,
     test_python_numbers,
     test_reductions,
     test_variables_are_reduced_in_place,
 )
-from support.arrays import mine
+from support.collectives import check_everything, everything
 from support.gpus import EVERY, serving
 from support.sessions import per_rank
 from synkro import extensions, here
@@ -130,24 +130,14 @@ def test_worlds(n, where):
     """Some of the ranks, by links of their own; and all of them again."""
 
     def run():
-        xp, rank = module(where), synk.rank()
-        found = []
+        xp, rank, found = module(where), synk.rank(), []
         for color in (rank % 2, rank // 2, 0, None if rank else 1):
             world = synk.split(color)
-            for _ in range(2 if world else 0):
-                x = xp.asarray(mine(rank))
-                total, rows = world.all_reduce(x, "sum"), world.all_gather(x)
-                own = world.exchange(x, world.size() - 1 - world.rank())
-                assert isinstance(total, xp.ndarray)
-                found.append((total, rows, own))
-        return found, synk.all_reduce(xp.asarray(mine(rank)), "sum")
+            found += [everything(world, rank, (5, 2), "sum", xp=xp) for _ in range(2 if world else 0)]
+        return [*found, everything(synk, rank, (5, 2), "sum", xp=xp)]
 
-    for rank, (found, everyone) in enumerate(per_rank(run)):
+    for rank, found in enumerate(per_rank(run)):
         worlds = [range(rank % 2, n, 2), range(rank // 2 * 2, min(n, rank // 2 * 2 + 2)), range(n)]
-        worlds += [range(1)] * (rank == 0)
-        for (total, rows, own), world in zip(found, [w for w in worlds for _ in range(2)], strict=True):
-            xs = [mine(other) for other in world]
-            np.testing.assert_allclose(total, sum(xs))
-            np.testing.assert_array_equal(rows, np.concatenate(xs))
-            np.testing.assert_array_equal(own, xs[len(world) - 1 - world.index(rank)])
-        np.testing.assert_allclose(everyone, sum(mine(other) for other in range(n)))
+        worlds = [world for world in [*worlds, *[range(1)] * (rank == 0)] for _ in range(2)]
+        for got, world in zip(found, [*worlds, range(n)], strict=True):
+            check_everything(got, world, rank, (5, 2), "sum")

@@ -27,9 +27,19 @@ def session(request):
 # ── out of memory ────────────────────────────────────────────────────────────────────────────────
 
 
-def test_out_of_memory_is_told_and_the_next_call_works(make_believe):
-    make_believe.set(FAKE_CUDA_MEMORY=16 * MB)
-    with make_believe.session(["cuda:0", "cuda:1"]) as session:
+@pytest.fixture
+def small(make_believe):
+    """``small(devices, megabytes)``: a session on GPUs that have so little memory."""
+
+    def session(devices=("cuda:0", "cuda:1"), megabytes=16):
+        make_believe.set(FAKE_CUDA_MEMORY=megabytes * MB)
+        return make_believe.session(devices)
+
+    return session
+
+
+def test_out_of_memory_is_told_and_the_next_call_works(small):
+    with small() as session:
         f = session.function(lambda x: (x * 2 + 1).sum(axis=0), outputs="sum")
         x = session.data(np.ones((4096, 1024)))  # 16 MB a rank, and twice for what is computed
         for _ in range(3):
@@ -43,9 +53,8 @@ def test_out_of_memory_is_told_and_the_next_call_works(make_believe):
         assert session.state is State.READY
 
 
-def test_what_is_free_does_not_count_what_the_failed_call_held(make_believe):
-    make_believe.set(FAKE_CUDA_MEMORY=16 * MB)
-    with make_believe.session(["cuda:0"]) as session:
+def test_what_is_free_does_not_count_what_the_failed_call_held(small):
+    with small(["cuda:0"]) as session:
 
         def f(x):
             kept = synk.xp().ones(MB)  # 8 MB, and 12 more do not fit
@@ -94,48 +103,40 @@ def test_out_of_memory_in_the_function(machine):
             assert g(np.ones(5)) == 5
 
 
-def test_out_of_memory_says_what_arrays_hold(make_believe):
-    make_believe.set(FAKE_CUDA_MEMORY=16 * MB)
-    with make_believe.session(["cuda:0"]) as session:
+def test_out_of_memory_says_what_arrays_hold(small):
+    with small(["cuda:0"]) as session:
         w = session.shared(np.zeros(MB))  # 8 MB
         f = session.function(lambda: w.value.sum() + synk.xp().empty(2 * MB).sum(), outputs="sum")
         with pytest.raises(synk.WorkerError, match=r"8\.0 MB"):
             f()
 
 
-def test_out_of_memory_while_a_collective_is_prepared(make_believe):
+def test_out_of_memory_while_a_collective_is_prepared(small):
     """Room for what is given, none for what is to come of it, on one rank."""
-    make_believe.set(FAKE_CUDA_MEMORY=16 * MB)
-    with make_believe.session(["cuda:0", "cuda:1"]) as session:
 
-        def f(keep):
-            xp = synk.xp()
-            held = xp.zeros(MB if synk.rank() else 1)
-            given = xp.ones(3 * MB // 4)
-            synk.all_reduce(given, "sum")
-            return held.sum() + keep
+    def f():
+        held = synk.xp().zeros(MB if synk.rank() else 1)
+        synk.all_reduce(synk.xp().ones(3 * MB // 4), "sum")
+        return held.sum()
 
-        f = session.function(f, outputs="sum", bcast_inputs=["keep"])
+    with small() as session:
+        f = session.function(f, outputs="sum")
+        one = session.function(lambda: synk.all_reduce(synk.xp().ones(3), "sum").sum(), outputs="max")
         for _ in range(3):
             with Watch(), pytest.raises(synk.WorkerError, match="num_slices") as caught:
-                f(1)
+                f()
             assert caught.value.rank == 1
-            one = session.function(
-                lambda: synk.all_reduce(synk.xp().ones(3), "sum").sum(), outputs="max"
-            )
             assert one() == 6
 
 
-def test_a_variable_that_does_not_fit(make_believe):
-    make_believe.set(FAKE_CUDA_MEMORY=4 * MB)
-    with make_believe.session(["cuda:0", "cuda:1"]) as session:
+def test_a_variable_that_does_not_fit(small):
+    with small(megabytes=4) as session:
         with pytest.raises(synk.SynkroError, match="memory") as caught:
             session.shared(np.zeros(MB))  # 8 MB
         assert "4.0 MB are free now" in str(caught.value)
         assert "num_slices" not in str(caught.value)  # where there is no call to slice
         w = session.shared(np.ones(1000))
-        f = session.function(lambda: w.value.sum(), outputs="sum")
-        assert f() == 2000
+        assert session.function(lambda: w.value.sum(), outputs="sum")() == 2000
 
 
 # ── errors that last ─────────────────────────────────────────────────────────────────────────────
@@ -204,21 +205,18 @@ def test_a_function_of_jax_that_got_an_array_of_cupys_is_told_what_to_do(machine
     assert len(str(caught.value)) < 600
 
 
-@pytest.mark.parametrize("where", ["before", "between", "after"])
-def test_an_error_that_lasts_near_collectives(make_believe, where):
+@pytest.mark.parametrize("turns", [0, 1, 3], ids=["before", "between", "after"])
+def test_an_error_that_lasts_near_collectives(make_believe, turns):
     def f():
         xp = synk.xp()
-        ones = xp.ones(1000)
-        fail = xp.cuda.runtime.fail
-        for turn in range(3):
-            if synk.rank() and turn == ["before", "between"].index(where) if where != "after" else 0:
-                fail("cudaErrorIllegalAddress")
-            synk.all_reduce(ones, "sum")
-        if synk.rank():
-            fail("cudaErrorIllegalAddress")
+        for turn in range(4):
+            if synk.rank() and turn == turns:
+                xp.cuda.runtime.fail("cudaErrorIllegalAddress")
+            if turn < 3:
+                synk.all_reduce(xp.ones(1000), "sum")
 
-    for devices, version in ((["cuda:0", "cuda:1"], 22800), (["cuda:0", "cuda:0"], 22800)):
-        make_believe.set(FAKE_NCCL_VERSION=version)
+    make_believe.set(FAKE_NCCL_VERSION=22800)
+    for devices in (["cuda:0", "cuda:1"], ["cuda:0", "cuda:0"]):
         with make_believe.session(devices) as session:
             with Watch(), pytest.raises(synk.WorkerDied, match="cudaErrorIllegalAddress") as caught:
                 session.function(f, outputs=[])()
@@ -269,23 +267,32 @@ def test_a_death_by_the_device_can_be_followed_by_fork(make_believe):
 # ── hosts and devices ────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("op", ["mean", "sum", "prod", "max", "min"])
-@pytest.mark.parametrize("width", [2, 50_000])
-def test_functions_may_return_arrays_of_the_host(session, op, width):
-    array = np.random.default_rng(0).uniform(0.5, 1.5, (4 * session.n_parallel + 1, width))
-    f = session.function(lambda x: getattr(x.get(), op)(axis=0), outputs=op)
-    for slices in (1, 3):
-        got = f(array, num_slices=slices)
-        assert isinstance(got, np.ndarray)
-        assert np.allclose(got, getattr(array, op)(axis=0), rtol=1e-12)
+def by_rank(x):
+    y = x * 2
+    return y.get() if here.rank.number % 2 else y
 
 
-@pytest.mark.parametrize("mode", ["gather", "keep", None])
-def test_rows_of_the_host(session, mode):
-    array = np.arange(30.0).reshape(15, 2)
-    got = session.function(lambda x: x.get() * 2, outputs=mode)(array, num_slices=2)
-    got = np.concatenate(got) if mode is None else np.asarray(got)
-    assert np.array_equal(got, array * 2)
+def by_slice(x):
+    y = x * 2
+    return y.get() if int(x[0, 0] * 100) % 2 else y
+
+
+@pytest.mark.parametrize("op", ["mean", "sum", "prod", "max", "min", "gather", "keep", None])
+@pytest.mark.parametrize(
+    "fn", [by_rank, by_slice, lambda x: 2 * x.get()], ids=["rank", "slice", "always"]
+)
+def test_some_arrays_of_the_host_some_of_the_device(session, op, fn):
+    """What one rank computes on its GPU another may have on its host; so may two slices."""
+    reduced = op not in ("gather", "keep", None)
+    f = session.function(lambda x: getattr(fn(x), op)(axis=0) if reduced else fn(x), outputs=op)
+    for width in (2, 50_000):
+        array = np.random.default_rng(0).uniform(0.4, 0.6, (4 * session.n_parallel + 1, width))
+        want = getattr(2 * array, op)(axis=0) if reduced else 2 * array
+        for slices in (1, 3):
+            got = f(array, num_slices=slices)
+            assert op in ("keep", None) or isinstance(got, np.ndarray)
+            got = np.concatenate(got) if op is None else np.asarray(got)
+            assert np.allclose(got, want, rtol=1e-12)
 
 
 def test_python_numbers(session):
@@ -296,31 +303,6 @@ def test_python_numbers(session):
     array = np.arange(1.0, 14)
     for slices in (1, 2):
         assert f(array, num_slices=slices) == (13, 91, True, 13 + 0j)
-
-
-@pytest.mark.parametrize("op", ["sum", "mean", "gather", None])
-def test_some_ranks_on_the_host_some_on_the_device(session, op):
-    """What one rank computes on its GPU another may have on its host; so may two slices."""
-
-    def by_rank(x):
-        y = x * 2
-        return y.get() if here.rank.number % 2 else y
-
-    def by_slice(x):
-        y = x * 2
-        return y.get() if int(x[0, 0]) % 3 else y
-
-    array = np.arange(60.0).reshape(30, 2)
-    for fn in (by_rank, by_slice):
-        for slices in (1, 4):
-            if op in ("sum", "mean"):
-                g = session.function(lambda x, fn=fn: getattr(fn(x), op)(axis=0), outputs=op)
-                want = getattr(array * 2, op)(axis=0)
-            else:
-                g, want = session.function(fn, outputs=op), array * 2
-            got = g(array, num_slices=slices)
-            got = np.concatenate(got) if op is None else got
-            assert np.allclose(got, want, rtol=1e-14)
 
 
 def test_mixed_outputs(session):

@@ -16,7 +16,7 @@ import synkro as synk
 from comms import test_collectives as cpu
 from comms.test_collectives import (  # noqa: F401
     test_a_ring_of_messages,
-    test_moving,
+    test_everything,
     test_reductions,
 )
 from support.gpus import OVER_HOSTS, SINGLE, STAND_IN, environment, serving, settled, started

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import synkro as synk
+from support.collectives import check_everything, everything
 from support.gpus import NEAR, SINGLE, pools, serving
 from support.waiting import Watch
 from synkro import here
@@ -46,81 +47,21 @@ def small_stages(session):
     change(before)
 
 
-def everything(rows, columns, root, dtype):
-    """Each collective, of arrays that differ from rank to rank; as lists of NumPy's arrays."""
-    xp, rank, size = synk.xp(), synk.rank(), synk.size()
-    x = (xp.arange(rows * columns).reshape(rows, columns) % 7 + rank).astype(dtype)
-    more = (xp.arange((rows + rank) * columns).reshape(rows + rank, columns) % 5 + rank).astype(dtype)
-    found = [
-        synk.all_reduce(x, "sum"),
-        synk.all_reduce({"a": x, "b": x[:1, :1]}, "max")["b"],
-        synk.reduce(x, "mean", root=root, weight=rank + 1.0) if dtype != "c16" else None,
-        synk.reduce_scatter(x, "prod"),
-        synk.broadcast(x, root=root),
-        synk.scatter(more, root=root),
-        synk.all_gather(more),
-        synk.gather(more, root=root),
-        synk.all_to_all(more),
-        synk.exchange(x, size - 1 - rank),
-    ]
-    if rank == root:
-        synk.send(more, (root + 1) % size)
-    if rank == (root + 1) % size:
-        found.append(synk.recv(root))
-    return [None if each is None else each.get() for each in found]
-
-
-def expected(size, rank, rows, columns, root, dtype):
-    """What ``everything`` finds on a rank, by NumPy."""
-
-    def of(r, extra, modulus):
-        return (np.arange((rows + extra) * columns).reshape(-1, columns) % modulus + r).astype(dtype)
-
-    xs = [of(r, 0, 7) for r in range(size)]
-    more = [of(r, r, 5) for r in range(size)]
-    share = [np.array_split(each, size)[rank] for each in more]
-    total = xs[0].copy()
-    product = xs[0].copy()
-    for x in xs[1:]:
-        total, product = total + x, product * x
-    weights = [r + 1.0 for r in range(size)]
-    mean = sum(x * w for x, w in zip(xs, weights, strict=True)) / sum(weights)
-    found = [
-        total,
-        np.maximum.reduce([x[:1, :1] for x in xs]),
-        mean if rank == root and dtype != "c16" else None,
-        np.array_split(product, size)[rank],
-        xs[root],
-        np.array_split(more[root], size)[rank],
-        np.concatenate(more),
-        np.concatenate(more) if rank == root else None,
-        np.concatenate(share),
-        xs[size - 1 - rank],
-    ]
-    return [*found, more[root]] if rank == (root + 1) % size else found
-
-
-def check_everything(session, *args):
-    look = session.function(
-        lambda rows, columns, root, dtype: cloudpickle.dumps(everything(rows, columns, root, dtype)),
-        bcast_inputs=["rows", "columns", "root", "dtype"],
-        outputs=None,
-    )
-    for rank, found in enumerate(look(*args)):
-        wanted = expected(session.n_parallel, rank, *args)
-        for number, (mine, theirs) in enumerate(zip(cloudpickle.loads(found), wanted, strict=True)):
-            if theirs is None:
-                assert mine is None, number
-            else:
-                assert mine.dtype == theirs.dtype, number
-                assert np.array_equal(mine, theirs), (number, mine, theirs)
-
-
 @given(
-    st.integers(0, 60), st.integers(1, 9), st.integers(0, 1), st.sampled_from(["f8", "i4", "u1", "c16"])
+    st.integers(0, 60),
+    st.integers(1, 9),
+    st.integers(0, 1),
+    st.sampled_from(["f8", "i4", "u1", "c16"]),
+    st.sampled_from(["sum", "prod", "mean"]),
 )
-def test_in_pieces_collectives_are_what_they_are_whole(small_stages, rows, columns, root, dtype):
-    check_everything(small_stages, rows, columns, root, dtype)
+def test_in_pieces_collectives_are_what_they_are_whole(small_stages, rows, columns, root, dtype, op):
+    shape, size = (rows, columns), small_stages.n_parallel
+
+    def run():
+        return everything(synk, synk.rank(), shape, op, root, dtype, synk.xp())
+
+    for rank, found in enumerate(small_stages.function(run, outputs=None)()):
+        check_everything(found, range(size), rank, shape, op, root, dtype)
 
 
 def test_nothing_passes_through_the_host(make_believe):

@@ -15,6 +15,7 @@
     together   several threads at once
     examples   random tests: what is drawn, and how often
     arrays     values that all dtypes hold, and what NumPy says of them
+    collectives  every collective at once, and what NumPy says of it
     named      memory with a name, and programs in C beside it
     gpus       machines with GPUs, real and make-believe, and how ranks lie on them
     left_out   one line for the tests that need a GPU where there is none

@@ -235,18 +235,6 @@ class MemoryPointer:
         """Copy from an address on the host, in stream order."""
         runtime.memcpyAsync(self.ptr, _address(mem), size, runtime.memcpyHostToDevice, _handle(stream))
 
-    def copy_to_host(self, mem, size):
-        """Copy to an address on the host, now."""
-        runtime.memcpy(_address(mem), self.ptr, size, runtime.memcpyDeviceToHost)
-
-    def copy_to_host_async(self, mem, size, stream=None):
-        """Copy to an address on the host, in stream order."""
-        runtime.memcpyAsync(_address(mem), self.ptr, size, runtime.memcpyDeviceToHost, _handle(stream))
-
-    def copy_from_device(self, src, size):
-        """Copy from another place on a device, now."""
-        runtime.memcpy(self.ptr, src.ptr, size, runtime.memcpyDeviceToDevice)
-
     def copy_from_device_async(self, src, size, stream=None):
         """Copy from another place on a device, in stream order."""
         runtime.memcpyAsync(self.ptr, src.ptr, size, runtime.memcpyDeviceToDevice, _handle(stream))
@@ -254,10 +242,6 @@ class MemoryPointer:
     def memset(self, value, size):
         """Fill with a byte, now."""
         runtime.memset(self.ptr, value, size)
-
-    def memset_async(self, value, size, stream=None):
-        """Fill with a byte, in stream order."""
-        runtime.memsetAsync(self.ptr, value, size, _handle(stream))
 
 
 def _address(mem):
