@@ -224,34 +224,30 @@ def test_a_variable_twice_in_one_all_reduce_is_refused(three):
     assert synk.gather(w).tolist() == [[1, 1]] * 3
 
 
-@pytest.mark.parametrize(
-    "misplaced",
-    [
-        lambda: synk.broadcast(np.ones(2), 1),
-        lambda: synk.scatter(np.ones(2), 1),
-        lambda: synk.reduce(np.ones(2), "sum", 1),
-        lambda: synk.scatter(np.ones(2), batch=[0]),
-    ],
-    ids=["broadcast", "scatter", "reduce", "batch"],
-)
-def test_a_root_that_is_not_named_is_not_taken_for_something_else(two, misplaced):
-    with pytest.raises(synk.WorkerError, match=r"use it inside a function, as ``.*, root=None[,)]"):
-        two.function(misplaced, outputs=[])()
+MISPLACED = {
+    "broadcast": lambda r: synk.broadcast(np.ones(2), 1),
+    "scatter": lambda r: synk.scatter(np.ones(2), 1),
+    "reduce": lambda r: synk.reduce(np.ones(2), "sum", 1),
+    "batch": lambda r: synk.scatter(np.ones(2), batch=[0]),
+}
 
 
-@pytest.mark.parametrize(
-    "nested",
-    [
-        lambda: (
-            {"a": np.ones(2), "b": np.ones(2)} if synk.rank() else {"c": np.ones(2), "d": np.ones(2)}
-        ),
-        lambda: [[np.ones(2)], np.ones(2)] if synk.rank() else [np.ones(2), [np.ones(2)]],
-        lambda: {str(i): np.ones(1) for i in range(synk.rank(), 100 + synk.rank())},
-    ],
-    ids=["other keys", "other nesting", "very many"],
-)
-def test_values_of_other_nesting_do_not_meet(two, nested):
-    with pytest.raises(
-        synk.WorkerError, match=r"rank 0 is in all_reduce .* of .*, but rank 1 in all_reduce"
-    ):
-        two.function(lambda: synk.all_reduce(nested()), outputs=[])()
+@pytest.mark.parametrize("what", MISPLACED)
+def test_a_root_that_is_not_named_is_not_taken_for_something_else(two, what):
+    told(MISPLACED[what], r"use it inside a function, as ``.*, root=None[,)]", UsageError)
+
+
+NESTED = {
+    "other keys": lambda r: {key: np.ones(2) for key in ("ab" if r else "cd")},
+    "other nesting": lambda r: [[np.ones(2)], np.ones(2)] if r else [np.ones(2), [np.ones(2)]],
+    "very many": lambda r: {str(i): np.ones(1) for i in range(r, 100 + r)},
+}
+
+
+@pytest.mark.parametrize("what", NESTED)
+def test_values_of_other_nesting_do_not_meet(two, what):
+    does = NESTED[what]
+    told(
+        lambda r: synk.all_reduce(does(r)),
+        r"rank 0 is in all_reduce .* of .*, but rank 1 in all_reduce",
+    )

@@ -231,20 +231,6 @@ def test_a_failure_of_another_can_be_seen(board):
 # ── messages ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_messages_come_in_the_order_in_which_they_were_posted(board):
-    def body(meeting):
-        right, left = (meeting.rank + 1) % 3, (meeting.rank - 1) % 3
-        seen = []
-        for turn in range(100):
-            meeting.post(right, 1000 * meeting.rank + turn)
-            seen.append(meeting.fetch(left))
-            meeting.fetched(left)
-        return seen
-
-    want = [[1000 * ((rank - 1) % 3) + turn for turn in range(100)] for rank in range(3)]
-    assert good(board(3).call(body)) == want
-
-
 def test_a_message_that_comes_late(board, watched):
     arrived = threading.Event()
 
@@ -260,7 +246,7 @@ def test_a_message_that_comes_late(board, watched):
     good(board(2).call(body))
 
 
-def test_a_sender_waits_while_the_box_is_full(board, watched):
+def test_messages_come_in_order_and_a_sender_waits_while_the_box_is_full(board, watched):
     posted = []
 
     def body(meeting):

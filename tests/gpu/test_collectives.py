@@ -10,7 +10,6 @@ import synkro as synk
 from comms import test_collectives as cpu
 from comms.test_collectives import (  # noqa: F401
     module,
-    test_a_ring_of_messages,
     test_a_weighted_mean_is_that_of_all_rows,
     test_everything,
     test_means_of_integers_and_sums_of_bools,

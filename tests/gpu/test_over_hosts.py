@@ -7,17 +7,36 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
+from unittest import mock
 
 import cloudpickle
 import numpy as np
 import pytest
 
 import synkro as synk
+from calls import test_exact as exact
 from comms import test_collectives as cpu
 from comms.test_collectives import (  # noqa: F401
-    test_a_ring_of_messages,
     test_everything,
     test_reductions,
+)
+from gpu.test_collectives import (  # noqa: F401
+    test_training_takes_the_serial_steps,
+    test_worlds,
+    where,
+)
+from gpu.test_exact import (  # noqa: F401
+    DTYPES,
+    call,
+    test_all_operations_in_one_call,
+    test_large_outputs_of_all_operations,
+)
+from gpu.test_failures import test_an_exception_strands_nobody  # noqa: F401
+from gpu.test_variables import (  # noqa: F401
+    test_broadcasts,
+    test_reduce_in_place_changes_the_master_alone,
+    test_scatters_and_gathers,
+    test_without_nccl_they_go_through_host_memory,
 )
 from support.gpus import OVER_HOSTS, SINGLE, STAND_IN, environment, serving, settled, started
 from support.programs import ROOT
@@ -32,7 +51,7 @@ pytestmark = [pytest.mark.hosts, pytest.mark.counted_once]
 
 @pytest.fixture(scope="module", params=OVER_HOSTS)
 def session(request):
-    with serving(request.param, seed=1) as session:
+    with serving(request.param, seed=1) as session, mock.patch.object(exact, "DTYPES", DTYPES):
         yield session
 
 
@@ -51,13 +70,13 @@ def total(session):
 
 
 def test_ranks_fill_the_hosts(n, session):
-    def where():
+    def place():
         return synk.host(), synk.local_rank(), synk.xp().cuda.runtime.getDevice()
 
     first, second = (len(host.ranks) for host in session.hosts)
     assert first + second == n
     pairs = [(0, rank) for rank in range(first)] + [(1, rank) for rank in range(second)]
-    assert per_rank(where) == [(host, rank, rank) for host, rank in pairs]
+    assert per_rank(place) == [(host, rank, rank) for host, rank in pairs]
 
 
 def test_one_link_connects_all(n):
@@ -70,19 +89,6 @@ def test_one_link_connects_all(n):
 
 
 # ── calls ────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("op", ["mean", "sum", "prod", "max", "min"])
-@pytest.mark.parametrize("rows", [2, 25])
-@pytest.mark.parametrize("width", [3, LARGE])
-def test_reduced_outputs(n, op, rows, width):
-    """Large ones by NCCL, each rank its part."""
-    rng = np.random.default_rng(rows)
-    x, y = rng.uniform(0.5, 1, (rows, width)), rng.uniform(0.9, 1, width)
-    f = synk.function(lambda x, y: getattr((x * y), op)(axis=0), bcast_inputs=["y"], outputs=op)
-    want = getattr(x * y, op)(axis=0)
-    for slices in (1, 2):
-        np.testing.assert_allclose(f(x, y, num_slices=slices), want, rtol=1e-12)
 
 
 def test_other_outputs(n):
@@ -98,21 +104,6 @@ def test_other_outputs(n):
     np.testing.assert_allclose(each, [part.sum() for part in parts])
     again = synk.function(lambda x: x.sum(axis=0), outputs="sum")
     np.testing.assert_allclose(again(kept), (x + 1).sum(axis=0))
-
-
-def test_a_large_gathered_output(n):
-    x = np.random.default_rng(0).standard_normal((LARGE, 3))
-    f = synk.function(lambda x: x[:, 1:], outputs="gather")
-    assert np.array_equal(f(x), x[:, 1:])
-    picked = np.random.default_rng(1).permutation(LARGE)[: LARGE // 2]
-    assert np.array_equal(f(synk.data(x), batch=picked), x[picked, 1:])
-
-
-def test_the_mean_of_uneven_rows(n):
-    x = np.random.default_rng(2).standard_normal(11)
-    f = synk.function(lambda x: x.mean(), outputs="mean")
-    for rows in range(1, 12):
-        assert np.isclose(f(x[:rows]), x[:rows].mean())
 
 
 # ── what has changed ─────────────────────────────────────────────────────────────────────────────
@@ -151,57 +142,6 @@ def test_a_file_that_another_program_changes(n, tmp_path):
         np.load(tmp_path / "y.npy", mmap_mode="r+")[:] = k + 1
 
 
-# ── variables and collectives ────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("nccl", [True, False])
-def test_variables_and_their_collectives(n, nccl):
-    w = synk.shared(np.zeros((4, 2)))
-    for rank in range(n):
-        synk.set_value(rank, w, np.full((4, 2), rank + 1.0))
-    assert np.array_equal(synk.gather(w, nccl=nccl), np.repeat(np.arange(n) + 1.0, 8).reshape(n, 4, 2))
-    total = synk.reduce(w, op="sum", in_place=False, nccl=nccl)
-    np.testing.assert_allclose(total, n * (n + 1) / 2)
-    synk.all_reduce(w, op="mean", nccl=nccl)
-    for rank in range(n):
-        np.testing.assert_allclose(synk.get_value(rank, w), (n + 1) / 2)
-    synk.broadcast(w, np.full((4, 2), 7.0))
-    assert [float(synk.get_value(rank, w)[0, 0]) for rank in range(n)] == [7.0] * n
-    synk.scatter(w, np.arange(n * 6.0).reshape(n * 3, 2))
-    assert np.array_equal(synk.get_value(n - 1, w), np.arange(n * 6.0).reshape(n * 3, 2)[-3:])
-
-
-def test_a_training_step(n):
-    w = synk.shared(np.zeros(3), name="w")
-
-    def step(x):
-        w[...] += x.mean(axis=0)
-        synk.all_reduce(w)
-        return w.value.sum()
-
-    x = np.random.default_rng(3).standard_normal((6 * n, 3))
-    want = np.mean([part.mean(axis=0) for part in np.split(x, n)], axis=0)
-    np.testing.assert_allclose(synk.function(step, outputs=None)(x), want.sum())
-    for rank in range(n):
-        np.testing.assert_allclose(synk.get_value(rank, w), want)
-
-
-@pytest.fixture(params=["device", "host"])
-def where(request):
-    return request.param
-
-
-def test_worlds_have_links_of_their_own(n):
-    """The first rank of each host, and the others: the former are far from each other."""
-
-    def run():
-        world = synk.split(min(1, synk.local_rank()))
-        return float(world.all_reduce(synk.xp().full(3, synk.rank() + 1.0), "sum")[0])
-
-    first = 1 + n  # of the first host, and of the last, which has one
-    assert [x for x in per_rank(run) if x == first] == [first] * 2
-
-
 # ── the rest ─────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -219,17 +159,6 @@ def test_save_and_load(n, session, tmp_path):
     synk.broadcast(w, np.zeros(3))
     session.load(tmp_path / "state")
     assert [synk.get_value(rank, w)[0] for rank in range(n)] == [rank + 1.0 for rank in range(n)]
-
-
-def test_an_exception_strands_nobody(n, session):
-    def fail():
-        if synk.rank() == n - 1:
-            raise ValueError("of the last rank")
-        synk.all_reduce(synk.xp().ones(3))
-
-    with pytest.raises(ValueError, match="of the last rank"):
-        synk.function(fail, outputs=[])()
-    assert total(session) == 7
 
 
 @pytest.fixture
@@ -302,8 +231,8 @@ def ran(hosts, tmp_path):
 def test_hosts_with_different_gpus(ran):
     """As many ranks as GPUs; what shows GPUs to the host's process shows them to its workers."""
     done = ran("h1:2", "h2", CUDA_VISIBLE_DEVICES="2,1")
-    where = [(0, "1B.0", 12.0), (0, "1C.0", 12.0), (1, "1D.0", 12.0), (1, "1C.0", 12.0)]
-    assert done.stdout.splitlines() == [str(where), "12.0"], done.stderr
+    lie = [(0, "1B.0", 12.0), (0, "1C.0", 12.0), (1, "1D.0", 12.0), (1, "1C.0", 12.0)]
+    assert done.stdout.splitlines() == [str(lie), "12.0"], done.stderr
     assert "Synkro attempting to use 4 of 5 detected GPUs" in done.stderr
     assert "through host memory" not in done.stderr
 

@@ -64,24 +64,26 @@ def test_in_pieces_collectives_are_what_they_are_whole(small_stages, rows, colum
         check_everything(found, range(size), rank, shape, op, root, dtype)
 
 
-def test_nothing_passes_through_the_host(make_believe):
-    make_believe.set(**ON_TWO)
+def copied():
+    """How many bytes some collectives copy to the host, or from it."""
+    x = synk.xp().ones(1 << 18)
+    before = dict(synk.xp().cuda.runtime.statistics)
+    for _ in range(2):
+        found = synk.all_reduce(x, "sum"), synk.all_gather(x), synk.broadcast(x), synk.scatter(x)
+        assert all(bool((each == 2 - bool(place)).all()) for place, each in enumerate(found))
+        synk.exchange(x, 1 - synk.rank())
+    after = dict(synk.xp().cuda.runtime.statistics)
+    return [after[name] - before[name] for name in ("pinned", "pageable")]
 
-    def run():
-        x = synk.xp().ones(1 << 18)
-        before = dict(synk.xp().cuda.runtime.statistics)
-        for _ in range(2):
-            synk.all_reduce(x, "sum")
-            synk.all_gather(x)
-            synk.broadcast(x)
-            synk.exchange(x, 1 - synk.rank())
-        after = synk.xp().cuda.runtime.statistics
-        return [after[name] - before[name] for name in ("pinned", "pageable")]
 
-    for devices in (["cuda:0", "cuda:0"], ["cuda:0", "cuda:1"]):
-        make_believe.set(FAKE_NCCL="none")
-        with make_believe.session(devices) as session:
-            assert session.function(run, outputs=None)() == [[0, 0]] * 2
+@pytest.mark.parametrize("devices", [["cuda:0", "cuda:0"], ["cuda:0", "cuda:1"]])
+@pytest.mark.parametrize("nccl", ["none", "broken"])
+def test_nothing_passes_through_the_host(make_believe, capfd, devices, nccl):
+    make_believe.set(**{**ON_TWO, "FAKE_NCCL_VERSION": "23203", "FAKE_NCCL": nccl})
+    with make_believe.session(devices, verbose=True) as session:
+        assert session.function(copied, outputs=None)() == [[0, 0]] * 2
+    if nccl == "broken":
+        assert "outputs are reduced through host memory, as NCCL" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -191,22 +193,6 @@ def test_large_messages_are_freed_and_others_used_again(session):
     for count in (5 << 20, 1 << 20, 7 << 20):
         assert f(count)
         assert look() <= before
-
-
-def test_where_nccl_fails_they_go_by_each_others_memory(make_believe, capfd):
-    make_believe.set(**{**ON_TWO, "FAKE_NCCL_VERSION": "23203", "FAKE_NCCL": "broken"})
-
-    def run():
-        x = synk.xp().ones(1 << 18)
-        before = dict(synk.xp().cuda.runtime.statistics)
-        found = synk.all_reduce(x, "sum"), synk.all_gather(x), synk.broadcast(x), synk.scatter(x)
-        after = dict(synk.xp().cuda.runtime.statistics)
-        assert all(bool((each == 2 - bool(place)).all()) for place, each in enumerate(found))
-        return [after[name] - before[name] for name in ("pinned", "pageable")]
-
-    with make_believe.session(verbose=True) as session:
-        assert session.function(run, outputs=None)() == [[0, 0]] * 2
-    assert "outputs are reduced through host memory, as NCCL" in capfd.readouterr().err
 
 
 def test_ranks_that_are_not_introduced_close_what_they_have_opened(make_believe, capfd):

@@ -117,37 +117,33 @@ def spoilt(patience, what):
     return run
 
 
-def test_an_operation_that_a_rank_never_issues_is_aborted(pair):
-    works(pair)
-    with pytest.raises(synk.WorkerError) as caught:
-        pair.function(spoilt(1.0, "swallows"), outputs=[])()
-    assert isinstance(caught.value.original, synk.CollectiveError)
-    assert "all_reduce (collective 1 of this call): not complete after 1 s, though all" in str(
-        caught.value
-    )
-    assert works(pair)
-
-
-@pytest.mark.parametrize("what", ["raises", "raises in its middle"])
-def test_an_exception_within_nccl_does_not_strand_the_others(pair, what):
-    works(pair)
-    with Watch(), pytest.raises(synk.WorkerError, match=r"rank 1 failed .* ValueError: not today"):
-        pair.function(spoilt(60.0, what), outputs=[])()
-    assert works(pair)
+FAILED = "rank 1 failed .*"
 
 
 @pytest.mark.parametrize(
-    ("what", "named"),
+    ("what", "patience", "says"),
     [
-        ("refuses", "NCCL_ERROR_INVALID_USAGE"),
-        ("reports", "NCCL_ERROR_UNHANDLED_CUDA_ERROR"),
-        ("reports what has no name", "status 7, for which CuPy has no name"),
+        (
+            "swallows",
+            1.0,
+            r"all_reduce \(collective 1 of this call\): not complete after 1 s, though all",
+        ),
+        ("raises", 60.0, f"{FAILED} ValueError: not today"),
+        ("raises in its middle", 60.0, f"{FAILED} ValueError: not today"),
+        ("refuses", 60.0, f"{FAILED}NCCL reports NCCL_ERROR_INVALID_USAGE"),
+        ("reports", 60.0, f"{FAILED}NCCL reports NCCL_ERROR_UNHANDLED_CUDA_ERROR"),
+        (
+            "reports what has no name",
+            60.0,
+            f"{FAILED}NCCL reports status 7, for which CuPy has no name",
+        ),
     ],
 )
-def test_an_error_of_nccl_is_named(pair, what, named):
-    works(pair)
-    with Watch(), pytest.raises(synk.WorkerError, match=rf"rank 1 failed .*NCCL reports {named}"):
-        pair.function(spoilt(60.0, what), outputs=[])()
+def test_an_operation_that_goes_wrong_is_told_and_aborted(pair, what, patience, says):
+    assert works(pair)
+    with Watch(), pytest.raises(synk.WorkerError, match=says) as caught:
+        pair.function(spoilt(patience, what), outputs=[])()
+    assert what != "swallows" or isinstance(caught.value.original, synk.CollectiveError)
     assert works(pair)
 
 
@@ -309,11 +305,7 @@ def test_an_abort_that_hangs_tells_what_came_before(own):
         with doctored(allReduce=fail, abort=lambda comm: time.sleep(60)):
             return ones()
 
-    with (
-        Watch(),
-        pytest.raises(
-            synk.WorkerDied, match=r"told to give up after ValueError: not today: all_reduce"
-        ) as caught,
-    ):
+    says = "told to give up after ValueError: not today: all_reduce"
+    with Watch(), pytest.raises(synk.WorkerDied, match=says) as caught:
         own.function(run, outputs=[])()
     assert caught.value.rank == 1
