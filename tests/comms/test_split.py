@@ -15,6 +15,7 @@ import synkro as synk
 from support.arrays import OPS
 from support.collectives import check_everything, everything
 from support.examples import examples, given, st
+from support.failing import told
 from support.sessions import current, per_rank, running, start
 from support.waiting import Watch
 from synkro import CollectiveError, InvalidType, InvalidValue, OutputError, UsageError, WorkerDied, here
@@ -135,12 +136,8 @@ def test_messages_of_worlds(four):
             return None
         return half.recv(0)
 
-    assert [None if x is None else x.tolist() for x in per_rank(run)] == [
-        None,
-        [0, 1, 2],
-        None,
-        [2, 3, 4],
-    ]
+    found = [None if x is None else x.tolist() for x in per_rank(run)]
+    assert found == [None, [0, 1, 2], None, [2, 3, 4]]
 
 
 def test_variables_are_reduced_within_a_world(four):
@@ -206,25 +203,16 @@ def test_a_world_is_of_its_call(four):
 
 
 def test_what_split_takes(four):
-    def wrong():
-        synk.split("left")
-
-    with pytest.raises(InvalidType, match="split takes a color, an int that the ranks"):
-        synk.function(wrong, outputs=[])()
+    told(lambda r: synk.split("left"), "split takes a color, an int that the ranks", InvalidType)
+    told(
+        lambda r: synk.split(r // 2).broadcast(1, root=2),
+        "root=2, but 2 ranks take part in the world of ranks 0, 1: give one from 0",
+        InvalidValue,
+    )
     with pytest.raises(UsageError, match=r"split\(\) is for use inside a function"):
         synk.split(0)
     with pytest.raises(OutputError, match=r"call split\(\) again in the next call"):
         synk.function(lambda: synk.split(0), outputs=None)()
-
-
-def test_a_root_is_a_rank_of_the_world(four):
-    def run():
-        synk.split(synk.rank() // 2).broadcast(1, root=2)
-
-    with pytest.raises(
-        InvalidValue, match="root=2, but 2 ranks take part in the world of ranks 0, 1: give one from 0"
-    ):
-        synk.function(run, outputs=[])()
 
 
 def test_as_serial(four):
@@ -239,65 +227,68 @@ def test_as_serial(four):
 # ── failures ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def crossed():
-    half, other = synk.split(synk.rank() // 2), synk.split(synk.rank() % 2)
-    (half if synk.rank() in (0, 3) else other).barrier()
+def halves(r):
+    return synk.split(r // 2)
 
 
-def one_too_many():
-    half = synk.split(synk.rank() // 2)
-    (synk.barrier if synk.rank() == 2 else half.barrier)()
+def crossed(r):
+    half, other = halves(r), synk.split(r % 2)
+    (half if r in (0, 3) else other).barrier()
 
 
-def receives():
-    half = synk.split(synk.rank() // 2)
-    if synk.rank() % 2:
-        half.recv(0)
-    else:
-        synk.barrier()
-
-
-def returns():
-    half = synk.split(synk.rank() // 2)
-    if synk.rank() != 1:
+def returns(r):
+    half = halves(r)
+    if r != 1:
         half.barrier()
 
 
-def split_by_some():
-    if synk.rank():
-        synk.split(0)
+def receives(r):
+    half = halves(r)
+    half.recv(0) if r % 2 else synk.barrier()
 
 
-def other_kinds():
-    half = synk.split(synk.rank() // 2)
-    half.all_reduce(1, "sum" if synk.rank() % 2 else "max")
-
-
-def other_worlds():
-    half = synk.split(synk.rank() // 2)
-    if synk.rank() == 0:
+def other_worlds(r):
+    half = halves(r)
+    if r == 0:
         half.send(1, to=1)
-    if synk.rank() == 1:
+    if r == 1:
         synk.recv(0)
 
 
 FAILURES = {
-    crossed: r"wait for each other, and none can go on: rank 0 is in barrier, collective 1 of the world "
-    r"of ranks 0, 1; rank 1 is in barrier, collective 1 of the world of ranks 1, 3",
-    one_too_many: r"collective 1 of the world of ranks 2, 3|without taking part in barrier",
-    receives: r"rank 0 is in barrier, collective 2; rank 1 is in recv from rank 0",
-    returns: r"rank 1 returned from the function without taking part in barrier \(collective 1 of the "
-    r"world of ranks 0, 1\)",
-    split_by_some: "rank 0 returned from the function without taking part in split",
-    other_kinds: r'of the world of ranks \d, \d\): rank \d is in all_reduce with "\w+", but rank \d',
-    other_worlds: "rank 0 was in send or recv in the world of ranks 0, 1 when it sent the array",
+    "crossed": (
+        crossed,
+        r"wait for each other, and none can go on: rank 0 is in barrier, collective 1 of the world "
+        r"of ranks 0, 1; rank 1 is in barrier, collective 1 of the world of ranks 1, 3",
+    ),
+    "one_too_many": (
+        lambda r: (halves(r), synk)[r == 2].barrier(),
+        r"collective 1 of the world of ranks 2, 3|without taking part in barrier",
+    ),
+    "receives": (receives, r"rank 0 is in barrier, collective 2; rank 1 is in recv from rank 0"),
+    "returns": (
+        returns,
+        r"rank 1 returned from the function without taking part in barrier \(collective 1 of the "
+        r"world of ranks 0, 1\)",
+    ),
+    "split_by_some": (
+        lambda r: r and synk.split(0),
+        "rank 0 returned from the function without taking part in split",
+    ),
+    "other_kinds": (
+        lambda r: halves(r).all_reduce(1, "sum" if r % 2 else "max"),
+        r'of the world of ranks \d, \d\): rank \d is in all_reduce with "\w+", but rank \d',
+    ),
+    "other_worlds": (
+        other_worlds,
+        "rank 0 was in send or recv in the world of ranks 0, 1 when it sent the array",
+    ),
 }
 
 
-@pytest.mark.parametrize("function", FAILURES, ids=lambda function: function.__name__)
-def test_no_mistake_hangs(four, function):
-    with Watch(), pytest.raises(CollectiveError, match=FAILURES[function]):
-        synk.function(function, outputs=[])()
+@pytest.mark.parametrize("what", FAILURES)
+def test_no_mistake_hangs(four, what):
+    told(*FAILURES[what])
     assert synk.function(lambda: synk.split(0).size(), outputs="sum")() == 16  # and it goes on
 
 

@@ -44,6 +44,12 @@ def stream(cp):
 
 
 @pytest.fixture
+def target(cp):
+    """An array of the device, not filled yet."""
+    return cp.empty(4, np.float32)
+
+
+@pytest.fixture
 def host(cp):
     """A pinned array of ones."""
     array = np.frombuffer(cp.cuda.alloc_pinned_memory(16), np.float32, 4)
@@ -74,18 +80,8 @@ def run(code, **env):
 class TestArrays:
     def test_results_are_arrays_of_the_device(self, cp):
         a = cp.arange(6, dtype=cp.float32).reshape(2, 3)
-        for result in (
-            a + 1,
-            2 * a,
-            np.float32(2) * a,
-            a.sum(),
-            a[0, 0],
-            a[a > 1],
-            -a,
-            a == a,
-            np.exp(a),
-            a.T,
-        ):
+        views = [a[0, 0], a[a > 1], a.T]
+        for result in (*views, a + 1, 2 * a, np.float32(2) * a, a.sum(), -a, a == a, np.exp(a)):
             assert type(result) is cp.ndarray
         assert np.add(a, a, out=a) is a
         assert a.get().tolist() == [[0, 2, 4], [6, 8, 10]]
@@ -142,15 +138,13 @@ class TestArrays:
 
 
 class TestStreams:
-    def test_a_missing_wait_shows(self, cp, stream, host):
-        target = cp.empty(4, np.float32)
+    def test_a_missing_wait_shows(self, cp, stream, host, target):
         upload(cp, host, target, stream)
         assert (target + 0).get().tolist() == [POISON] * 4
         cp.cuda.Stream.null.wait_event(stream.record())
         assert (target + 0).get().tolist() == [1] * 4
 
-    def test_the_null_stream_waits_for_blocking_streams(self, cp, host):
-        target = cp.empty(4, np.float32)
+    def test_the_null_stream_waits_for_blocking_streams(self, cp, host, target):
         blocking = cp.cuda.Stream()
         upload(cp, host, target, blocking)
         assert (target + 0).get().tolist() == [1] * 4
@@ -159,15 +153,13 @@ class TestStreams:
         with blocking:
             assert (target + 0).get().tolist() == [2] * 4
 
-    def test_the_source_is_read_late(self, cp, stream, host):
-        target = cp.empty(4, np.float32)
+    def test_the_source_is_read_late(self, cp, stream, host, target):
         upload(cp, host, target, stream)
         host[:] = 7
         stream.synchronize()
         assert target.get().tolist() == [7] * 4
 
-    def test_asking_makes_progress(self, cp, stream, host):
-        target = cp.empty(4, np.float32)
+    def test_asking_makes_progress(self, cp, stream, host, target):
         upload(cp, host, target, stream)
         event = stream.record()
         host[:] = 3
@@ -232,12 +224,8 @@ class TestStreams:
         a = cp.ones(3)
         cp.cuda.runtime.fail("cudaErrorIllegalAddress")
         text = "cudaErrorIllegalAddress: an illegal memory access was encountered"
-        for operation in (
-            lambda: a + 1,
-            cp.cuda.Stream.null.synchronize,
-            cp.cuda.runtime.getDevice,
-            a.get,
-        ):
+        null = cp.cuda.Stream.null
+        for operation in (lambda: a + 1, null.synchronize, cp.cuda.runtime.getDevice, a.get):
             with pytest.raises(cp.cuda.runtime.CUDARuntimeError, match=text) as caught:
                 operation()
             assert caught.value.status == 700
@@ -442,8 +430,8 @@ class TestMachine:
             ({"CUDA_VISIBLE_DEVICES": "-1"}, "cudaErrorNoDevice: no CUDA-capable device is detected"),
             (
                 {"FAKE_CUDA_DRIVER": "old"},
-                "cudaErrorInsufficientDriver: "
-                "CUDA driver version is insufficient for CUDA runtime version",
+                "cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA "
+                "runtime version",
             ),
         ],
     )

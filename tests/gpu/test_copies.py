@@ -45,16 +45,40 @@ def counted():
 
 def differences(session, call):
     """By how much the counts of rank 0 grow while *call* is made, once all that it needs is there."""
-    look = session.function(lambda: list(counted().values()), outputs=None, name="look")
-    names = session.function(lambda: ",".join(counted()) == NAMES, outputs="min", name="names")
-    assert names()
+    look = session.function(lambda: tuple(counted().items()), outputs=None, name="look")
     call()
-    before = look()[0]
+    before = dict(look()[0])
     call()
-    return dict(zip(NAMES.split(","), (np.array(look()[0]) - before).tolist(), strict=True))
+    return {name: count - before[name] for name, count in look()[0]}
 
 
-NAMES = "pinned,pageable,device,gathered,registrations,waits"
+def late(value, keep, device=None):
+    """An array that is filled as soon as a copy on a stream that nobody else knows is over."""
+    xp = synk.xp()
+    with xp.cuda.Device(device):
+        stream = xp.cuda.Stream(non_blocking=True)
+        host = np.frombuffer(xp.cuda.alloc_pinned_memory(8 * 1000), "f8", 1000)
+        host[:] = value
+        array = xp.empty(1000)
+        xp.cuda.get_current_stream().synchronize()
+        array.data.copy_from_host_async(host.ctypes.data, array.nbytes, stream)
+    keep.extend([host, array, stream])
+    return array
+
+
+def slow_down(seconds, before=lambda: None, after=lambda: None):
+    """Have buffers be filled slowly on this rank."""
+    from synkro.devices import buffers
+
+    fill = buffers.fill
+
+    def slow(*args):
+        before()
+        time.sleep(seconds)
+        fill(*args)
+        after()
+
+    buffers.fill = slow
 
 
 # ── in order ─────────────────────────────────────────────────────────────────────────────────────
@@ -156,23 +180,14 @@ def test_tensors_are_taken_as_they_are_read(with_tensors):
 def test_an_array_of_another_library_may_still_be_computed(machine):
     """Its library computes on a stream of its own, of which its interface need not tell."""
 
-    def late(keep):
-        """Ones, as soon as a copy on a stream that nobody else knows is over."""
-        xp = synk.xp()
-        stream = xp.cuda.Stream(non_blocking=True)
-        host = np.frombuffer(xp.cuda.alloc_pinned_memory(8 * 1000), "f8", 1000)
-        host[:] = 1
-        array = xp.empty(1000)
-        xp.cuda.get_current_stream().synchronize()
-        array.data.copy_from_host_async(host.ctypes.data, array.nbytes, stream)
-        interface = {**array.__cuda_array_interface__, "version": 2}
+    def theirs(keep):
+        interface = {**late(1, keep).__cuda_array_interface__, "version": 2}
         del interface["stream"]
-        keep.extend([host, array, stream])
         return types.SimpleNamespace(__cuda_array_interface__=interface)
 
     def run():
         keep = []
-        return synk.all_reduce(late(keep), "sum"), synk.all_gather(late(keep))
+        return synk.all_reduce(theirs(keep), "sum"), synk.all_gather(theirs(keep))
 
     with machine.session() as session:
         for total, gathered in session.function(run, outputs=None)():
@@ -456,21 +471,8 @@ def test_copies_of_any_layout_come_back(session):
 def test_arrays_of_another_device(make_believe):
     """A function may have made them there, and left that device current."""
 
-    def late(value, device):
-        """An array of *device* that is computed on a stream of its own."""
-        xp = synk.xp()
-        with xp.cuda.Device(device):
-            stream = xp.cuda.Stream(non_blocking=True)
-            host = np.frombuffer(xp.cuda.alloc_pinned_memory(800), "f8", 100)
-            host[:] = value
-            array = xp.empty(100)
-            xp.cuda.get_current_stream().synchronize()
-            array.data.copy_from_host_async(host.ctypes.data, array.nbytes, stream)
-        keep.extend([host, stream])
-        return array
-
     def output():
-        return late(1 + synk.rank(), 1 - synk.rank())[::2]
+        return late(1 + synk.rank(), keep, 1 - synk.rank())[::2]
 
     def assigned():
         synk.xp().cuda.Device(1 - synk.rank()).use()
@@ -484,10 +486,8 @@ def test_arrays_of_another_device(make_believe):
 
     with make_believe.session(["cuda:0", "cuda:1"]) as session:
         w, keep = session.shared(np.zeros(3)), []
-        assert [each.tolist() for each in session.function(output, outputs=None)()] == [
-            [1] * 50,
-            [2] * 50,
-        ]
+        found = session.function(output, outputs=None)()
+        assert [each.tolist() for each in found] == [[1] * 500, [2] * 500]
         assert session.function(assigned, outputs="sum")() == 2
         for value, here in session.function(reduced, outputs=None)():
             assert value.tolist() == [11] * 3
@@ -517,25 +517,22 @@ def test_ctrl_c_leaves_nobody_who_reads_the_inputs(watched, tmp_path, again):
     begun = tmp_path / "begun"
     counts = {"begun": 0, "over": 0}
 
-    def slow_down():
-        from synkro.devices import buffers, inputs
+    def began():
+        counts["begun"] += 1
+        begun.touch()
 
-        fill = buffers.fill
+    def ended():
+        counts["over"] += 1
+
+    def prepare():
+        from synkro.devices import inputs
 
         def close(self):
             raise KeyboardInterrupt
 
         if again:
             inputs.Feeding.close = close
-
-        def slow(*args):
-            counts["begun"] += 1
-            begun.touch()
-            time.sleep(0.8)
-            fill(*args)
-            counts["over"] += 1
-
-        buffers.fill = slow
+        slow_down(0.8, began, ended)
 
     def f(x):
         while True:
@@ -550,9 +547,9 @@ def test_ctrl_c_leaves_nobody_who_reads_the_inputs(watched, tmp_path, again):
     rows = slice(None, None, -1)  # which pass through small buffers
     f = watched.function(f, outputs="sum")
     look = watched.function(reading, outputs="max")
-    slow_down = watched.function(slow_down, outputs=[])
+    prepare = watched.function(prepare, outputs=[])
     watched.distribute()  # together, so that they share the counts
-    slow_down()
+    prepare()
 
     def interrupt():
         assert wait_until(begun.exists, 20)
@@ -569,17 +566,6 @@ def test_ctrl_c_leaves_nobody_who_reads_the_inputs(watched, tmp_path, again):
 
 
 def test_variables_are_whole_again_after_ctrl_c_while_inputs_are_let_go(watched):
-    def slow_down():
-        from synkro.devices import buffers
-
-        fill = buffers.fill
-
-        def slow(*args):
-            time.sleep(0.3)
-            fill(*args)
-
-        buffers.fill = slow
-
     def fails(x):
         def interrupt():
             os.kill(os.getpid(), signal.SIGINT)
@@ -592,7 +578,7 @@ def test_variables_are_whole_again_after_ctrl_c_while_inputs_are_let_go(watched)
     rows = slice(None, None, -1)  # which pass through small buffers
     fails = watched.function(fails, sliceable_shareds=[w], outputs=[])
     look = watched.function(lambda: len(w.value), outputs="max")
-    watched.function(slow_down, outputs=[])()
+    watched.function(lambda: slow_down(0.3), outputs=[])()
     watched.distribute()
     for _ in range(3):
         with pytest.raises(synk.WorkerError):
