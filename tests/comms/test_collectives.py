@@ -1,8 +1,5 @@
 """Collectives inside functions: what they give, and who takes part."""
 
-import sys
-
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -11,8 +8,6 @@ from support.arrays import OPS, mine, serial
 from support.collectives import check_everything, everything
 from support.sessions import per_rank
 from synkro import UsageError, WorkerError
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 pytestmark = pytest.mark.counted_once
 

@@ -2,10 +2,8 @@
 
 import contextlib
 import os
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -14,8 +12,6 @@ from support.failing import leave, told
 from support.sessions import per_rank
 from support.waiting import Watch
 from synkro import NotForked, UsageError, WorkerError
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 pytestmark = pytest.mark.counted_once
 

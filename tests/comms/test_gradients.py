@@ -1,11 +1,9 @@
 """The gradients of collectives: those of the sum of all ranks' losses, by central differences."""
 
 import gc
-import sys
 import threading
 import weakref
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -18,8 +16,6 @@ from support.failing import told  # noqa: E402
 from support.forked import TORCH  # noqa: E402
 from support.sessions import per_rank  # noqa: E402
 from synkro import CollectiveError, InvalidType, InvalidValue, UsageError, WorkerError  # noqa: E402
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 pytestmark = [pytest.mark.libraries, pytest.mark.counted_once, pytest.mark.loaded(TORCH)]
 

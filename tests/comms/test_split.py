@@ -3,11 +3,9 @@
 import contextlib
 import os
 import signal
-import sys
 import threading
 import time
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -19,8 +17,6 @@ from support.failing import told
 from support.sessions import current, per_rank, running, start
 from support.waiting import Watch
 from synkro import CollectiveError, InvalidType, InvalidValue, OutputError, UsageError, WorkerDied, here
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 pytestmark = pytest.mark.counted_once
 

@@ -2,11 +2,9 @@
 
 import os
 import signal
-import sys
 import threading
 import time
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -16,8 +14,6 @@ from support.sessions import per_rank, running
 from support.waiting import Watch
 from synkro import CallTimeout, SessionBroken, WorkerDied
 from synkro.errors import CollectiveError
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 pytestmark = [pytest.mark.long, pytest.mark.counted_once]
 

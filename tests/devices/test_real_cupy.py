@@ -53,16 +53,21 @@ FULL = {ROOT / "synkro" / "devices" / f"{name}.py" for name in ("cuda", "inputs"
 FULL |= {ROOT / "synkro" / "comms" / "nccl.py"}
 
 
-def printed(python, script, *arguments, **environment):
-    """What a script prints as JSON, run by a Python on which nothing of this one's settings acts."""
+def ran(python, *arguments, **environment):
+    """What a Python does on which nothing of this one's settings acts."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    done = subprocess.run(
-        [python, "-c", (loading.FOLDER / script).read_text(), *map(str, arguments)],
+    return subprocess.run(
+        [python, *map(str, arguments)],
         env={**kept, **environment},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def printed(python, script, *arguments, **environment):
+    """What a script prints as JSON."""
+    done = ran(python, "-c", (loading.FOLDER / script).read_text(), *arguments, **environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -203,64 +208,42 @@ def test_both_do_the_same_without_a_driver():
     assert {name: (did, there[name]) for name, did in here.items() if did != there[name]} == {}
 
 
-class TestWithoutADriver:
+SENTENCE = "CuPy finds no CUDA driver (cudaErrorInsufficientDriver: install NVIDIA's"
+FORK = """if True:
+    import synkro as synk
+    try:
+        synk.fork(devices={!r})
+    except synk.NotAvailable as error:
+        print(error)
+"""
+SUM = """if True:
+    import numpy as np, synkro as synk
+    synk.fork()
+    print("the sum is", synk.function(np.sum, outputs="sum")(np.arange(10)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        ("-m synkro info", 0, [f"none           {SENTENCE}", "cupy           14.2.0"]),
+        ("-m synkro doctor --data 1M", 0, [f"not checked  NCCL between all pairs: {SENTENCE}"]),
+        (
+            "-m synkro doctor --data 1M --devices cuda",
+            1,
+            [f"FAILURE  workers: devices= asks for GPUs, but {SENTENCE}"],
+        ),
+        (FORK.format("cuda"), 0, [f", but {SENTENCE}", ': use "cpu".\n']),
+        (FORK.format("cuda:0"), 0, [f", but {SENTENCE}", ': use "cpu".\n']),
+        (SUM, 0, [f"Synkro uses CPUs, as {SENTENCE}", "the sum is 45"]),
+    ],
+    ids=["info", "doctor", "doctor for GPUs", "fork for GPUs", "fork for a GPU", "fork"],
+)
+def test_without_a_driver(arguments, status, said):
     """What there is to see for somebody who has CuPy, but no driver."""
-
-    SENTENCE = "CuPy finds no CUDA driver (cudaErrorInsufficientDriver: install NVIDIA's"
-
-    def run(self, *arguments):
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        done = subprocess.run(
-            [os.environ["SYNKRO_REAL_CUPY"], *arguments],
-            env={**kept, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert "Traceback" not in done.stdout + done.stderr
-        return done
-
-    def test_info(self):
-        done = self.run("-m", "synkro", "info")
-        assert done.returncode == 0, done.stderr
-        assert f"none           {self.SENTENCE}" in done.stdout
-        assert "cupy           14.2.0" in done.stdout
-
-    def test_doctor(self):
-        done = self.run("-m", "synkro", "doctor", "--data", "1M")
-        assert done.returncode == 0, done.stdout
-        assert f"not checked  NCCL between all pairs: {self.SENTENCE}" in done.stdout
-
-    def test_doctor_for_gpus(self):
-        done = self.run("-m", "synkro", "doctor", "--data", "1M", "--devices", "cuda")
-        assert done.returncode == 1, done.stdout
-        assert f"FAILURE  workers: devices= asks for GPUs, but {self.SENTENCE}" in done.stdout
-
-    @pytest.mark.parametrize("devices", ["cuda", "cuda:0"])
-    def test_fork_for_gpus(self, devices):
-        done = self.run(
-            "-c",
-            f"""if True:
-            import synkro as synk
-            try:
-                synk.fork(devices={devices!r})
-            except synk.NotAvailable as error:
-                print(error)
-            """,
-        )
-        assert done.returncode == 0, done.stderr
-        assert f", but {self.SENTENCE}" in done.stdout
-        assert done.stdout.endswith(': use "cpu".\n')
-
-    def test_fork_uses_cpus_and_says_so(self):
-        done = self.run(
-            "-c",
-            """if True:
-            import numpy as np, synkro as synk
-            synk.fork()
-            print("the sum is", synk.function(np.sum, outputs="sum")(np.arange(10)))
-            """,
-        )
-        assert done.returncode == 0, done.stderr
-        assert f"Synkro uses CPUs, as {self.SENTENCE}" in done.stderr
-        assert "the sum is 45" in done.stdout
+    arguments = ["-c", arguments] if "\n" in arguments else arguments.split()
+    done = ran(os.environ["SYNKRO_REAL_CUPY"], *arguments, PYTHONPATH=str(ROOT))
+    assert "Traceback" not in done.stdout + done.stderr
+    assert done.returncode == status, done.stderr
+    for words in said:
+        assert words in (done.stderr if words.startswith("Synkro") else done.stdout)

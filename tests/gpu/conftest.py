@@ -5,11 +5,12 @@ import sys
 
 import pytest
 
-from support.sessions import current
+from support.sessions import by_value, current
 
 
 def pytest_itemcollected(item):
     """Sessions serve whole files here; ``machine`` and ``make_believe`` count after each test."""
+    by_value(item)
     module = item.getparent(pytest.Module)
     if module.get_closest_marker("counted_once") is None:
         module.add_marker("counted_once")

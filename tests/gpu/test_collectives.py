@@ -1,13 +1,9 @@
 """Collectives inside functions on GPUs: arrays of the device and of the host, containers, variables."""
 
-import sys
-
-import cloudpickle
 import numpy as np
 import pytest
 
 import synkro as synk
-from comms import test_collectives as cpu
 from comms.test_collectives import (  # noqa: F401
     module,
     test_a_weighted_mean_is_that_of_all_rows,
@@ -19,19 +15,11 @@ from comms.test_collectives import (  # noqa: F401
     test_variables_are_reduced_in_place,
 )
 from support.collectives import check_everything, everything
-from support.gpus import EVERY, serving
+from support.gpus import EVERY, serves
 from support.sessions import per_rank
 from synkro import extensions, here
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
-
-cloudpickle.register_pickle_by_value(cpu)
-
-
-@pytest.fixture(scope="module", params=EVERY)
-def session(request):
-    with serving(request.param, seed=1) as session:
-        yield session
+session = serves(EVERY, seed=1)
 
 
 @pytest.fixture(params=["device", "host"])

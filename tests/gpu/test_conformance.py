@@ -1,7 +1,6 @@
 """The conformance of communicators, where the ranks are GPU workers."""
 
 import os
-import sys
 
 import cloudpickle
 import numpy as np
@@ -12,9 +11,6 @@ from comms import test_conformance as cpu
 from support.gpus import MOST, pools, serving
 from support.together import good
 from synkro.comms.ops import OPERATIONS
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
-cloudpickle.register_pickle_by_value(cpu)
 
 
 class OnDevice:
@@ -219,20 +215,6 @@ class TestOnTheDevice:
             cpu.check(root, cut[0])
             cpu.check(mine, given)  # what went in is as it was
         cpu.check(np.concatenate([result[2] for result in results]), want)
-
-    def test_arrays_of_the_host_are_taken_too(self, world):
-        def body(comm):
-            mine = np.full(3, comm.place + 1.0)
-            comm = comm.comm
-            total = comm.all_reduce([mine], OPERATIONS["sum"], 1)[0]
-            rows = comm.all_gather([mine])[0]
-            return type(total).__module__, np.asarray(total), np.asarray(rows)
-
-        want = sum(range(1, world.size + 1))
-        for kind, total, rows in good(world.run(body)):
-            assert kind == "numpy"
-            assert total.tolist() == [want] * 3
-            assert rows.tolist() == np.repeat(np.arange(1.0, world.size + 1), 3).tolist()
 
     def test_results_are_new(self, world):
         """What a collective gave is not what the next one works on."""

@@ -10,7 +10,6 @@ import threading
 import time
 import types
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -19,8 +18,6 @@ from support.gpus import SINGLE
 from support.waiting import wait_until
 from synkro import here
 from synkro.devices.base import Source
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 POISON = 0xAB
 

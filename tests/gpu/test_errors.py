@@ -1,27 +1,19 @@
 """Errors of the device in the user's words; and functions that mix devices and hosts."""
 
-import sys
-
-import cloudpickle
 import numpy as np
 import pytest
 
 import synkro as synk
-from support.gpus import pools, serving
+from support.gpus import pools, serves
 from support.waiting import Watch
 from synkro import here
 from synkro.controller.engine.engine import State
 from synkro.errors import InvalidType
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
-
 MB = 1 << 20
 
 
-@pytest.fixture(scope="module", params=pools("one", "two", "four", rarely=("one", "four")))
-def session(request):
-    with serving(request.param) as session:
-        yield session
+session = serves(pools("one", "two", "four", rarely=("one", "four")))
 
 
 # ── out of memory ────────────────────────────────────────────────────────────────────────────────

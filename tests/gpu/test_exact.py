@@ -1,9 +1,7 @@
 """For any rows, ranks, slices, selections and dtypes, GPU workers answer as serial NumPy does."""
 
-import sys
 from unittest import mock
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -16,9 +14,6 @@ from calls.test_exact import (  # noqa: F401
 from support.examples import examples, given, st
 from support.gpus import MOST, serving
 from support.sessions import INLINE
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
-cloudpickle.register_pickle_by_value(cpu)
 
 OPS, FUNCTIONS, EVERYTHING = cpu.OPS, cpu.FUNCTIONS, cpu.EVERYTHING
 DTYPES = [dtype for dtype in cpu.DTYPES if dtype != "g"]  # GPUs know no longer floats

@@ -3,17 +3,15 @@
 import contextlib
 import os
 import signal
-import sys
 import threading
 import time
 
-import cloudpickle
 import numpy as np
 import pytest
 
 import synkro as synk
 from support.failing import told
-from support.gpus import pools, serving, settled, started
+from support.gpus import pools, serves, settled, started
 from support.inside import whereabouts
 from support.leftovers import nothing_left
 from support.sessions import LARGE, current, rank
@@ -21,22 +19,14 @@ from support.waiting import SOON, Watch, wait_until
 from synkro.controller.engine.engine import State
 from synkro.messages import Phase
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
-
 CREWS = pools("one", "two", "sockets", "four", "near", rarely=("one", "four"))
 SEVERAL = pools("two", "sockets", "four", "near", rarely=("four",))
 
 
-@pytest.fixture(scope="module", params=CREWS)
-def session(request):
-    with serving(request.param) as session:
-        yield session
+session = serves(CREWS)
 
 
-@pytest.fixture(scope="module", params=SEVERAL)
-def several(request):
-    with serving(request.param) as session:
-        yield session
+several = serves(SEVERAL)
 
 
 @pytest.fixture(params=SEVERAL)

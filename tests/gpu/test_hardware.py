@@ -1,9 +1,7 @@
 """What only a real GPU has: kernels, memory that is really missing, other programs' view of it."""
 
-import sys
 import time
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -11,8 +9,6 @@ import synkro as synk
 from support.gpus import environment, real_gpus
 from support.leftovers import nothing_left
 from support.waiting import Watch
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 pytestmark = pytest.mark.gpu
 

@@ -1,22 +1,13 @@
 """Inputs on their way to GPUs: all kinds, never stale, never disturbed, and in bounded memory."""
 
-import sys
-
-import cloudpickle
 import numpy as np
 import pytest
 
 import synkro as synk
-from support.gpus import pools, serving
+from support.gpus import pools, serves
 from synkro.errors import InvalidType, OutputError
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
-
-
-@pytest.fixture(scope="module", params=pools("one", "two", "four", rarely=("one", "four")))
-def session(request):
-    with serving(request.param) as session:
-        yield session
+session = serves(pools("one", "two", "four", rarely=("one", "four")))
 
 
 def total(x):

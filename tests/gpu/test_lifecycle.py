@@ -3,7 +3,6 @@
 import re
 import sys
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -14,8 +13,6 @@ from support.waiting import wait_until
 from synkro import here
 from synkro.controller.placement.choice import choose
 from synkro.devices import gpus
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 MB = 1 << 20
 

@@ -1,15 +1,10 @@
 """Device memory stays bounded, and pinned memory is let go of before it goes."""
 
-import sys
-
-import cloudpickle
 import numpy as np
 import pytest
 
 import synkro as synk
 from support.gpus import mapped_as_pinned
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 MB = 1 << 20
 DIRTY = ("stand-in for CUDA", "Traceback", "Error", "Warning")

@@ -1,8 +1,5 @@
 """Modules of PyTorch's that come along with functions live on the worker's GPU."""
 
-import sys
-
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -10,8 +7,6 @@ import synkro as synk
 from support.forked import TORCH
 
 torch = pytest.importorskip("torch", reason="needs PyTorch (the extra torch)")
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 pytestmark = [pytest.mark.libraries, pytest.mark.loaded(TORCH)]
 

@@ -9,13 +9,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from unittest import mock
 
-import cloudpickle
 import numpy as np
 import pytest
 
 import synkro as synk
 from calls import test_exact as exact
-from comms import test_collectives as cpu
 from comms.test_collectives import (  # noqa: F401
     test_everything,
     test_reductions,
@@ -42,9 +40,6 @@ from support.gpus import OVER_HOSTS, SINGLE, STAND_IN, environment, serving, set
 from support.programs import ROOT
 from support.sessions import LARGE, current, per_rank
 from synkro import here
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
-cloudpickle.register_pickle_by_value(cpu)
 
 pytestmark = [pytest.mark.hosts, pytest.mark.counted_once]
 

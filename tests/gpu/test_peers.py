@@ -2,9 +2,7 @@
 
 import os
 import signal
-import sys
 
-import cloudpickle
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,22 +10,17 @@ from hypothesis import strategies as st
 
 import synkro as synk
 from support.collectives import check_everything, everything
-from support.gpus import NEAR, SINGLE, pools, serving
+from support.gpus import NEAR, SINGLE, pools, serves
 from support.waiting import Watch
 from synkro import here
 from synkro.comms.board import SLOTS
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 ON_TWO = {"FAKE_CUDA_DEVICES": "2", **SINGLE, **NEAR}
 ROOM = 512
 """Bytes of a stage, where tests make it small."""
 
 
-@pytest.fixture(scope="module", params=pools("near"))
-def session(request):
-    with serving(request.param) as session:
-        yield session
+session = serves(pools("near"))
 
 
 def narrow(room):

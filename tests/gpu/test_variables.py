@@ -2,29 +2,21 @@
 
 import sys
 
-import cloudpickle
 import numpy as np
 import pytest
 
 import synkro as synk
 from support.arrays import DTYPES, OPS, check, fill, replicas, serial, values
-from support.gpus import MOST, pools, serving, settled, started
+from support.gpus import MOST, pools, serves, settled, started
 from support.leftovers import nothing_left
 from support.sessions import per_rank
 from synkro import here
 from variables import test_shared as cpu
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
-
-cloudpickle.register_pickle_by_value(cpu)
-
 SHAPES = [(), (1,), (0,), (2, 3), (70_001,)]
 
 
-@pytest.fixture(scope="module", params=MOST)
-def session(request):
-    with serving(request.param, seed=7) as session:
-        yield session
+session = serves(MOST, seed=7)
 
 
 def filled(n, shape=(5, 2), dtype="f8", name=None):

@@ -6,19 +6,15 @@ rank's communicator is told to swallow an operation, to fail, or to report an er
 
 import contextlib
 import gc
-import sys
 import time
 from unittest import mock
 
-import cloudpickle
 import numpy as np
 import pytest
 
 import synkro as synk
 from support.gpus import pools, settled, started
 from support.waiting import Watch
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 
 def session_of(pool):

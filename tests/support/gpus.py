@@ -194,6 +194,17 @@ def serving(pool, **options):
         assert mapped_as_pinned(session)
 
 
+def serves(params, **options):
+    """A fixture for a file: the session of each of these pools."""
+
+    @pytest.fixture(scope="module", params=params)
+    def session(request):
+        with serving(request.param, **options) as session:
+            yield session
+
+    return session
+
+
 def mapped_as_pinned(session):
     """Whether no rank's pinned memory has gone; what real GPUs do not tell."""
 

@@ -2,7 +2,9 @@
 
 import contextlib
 import pickle
+import sys
 
+import cloudpickle
 import numpy as np
 import pytest
 
@@ -174,6 +176,12 @@ def named(named_forked):
         yield named_forked
     with current(named_forked):  # also where the test had other sessions
         assert per_rank(lambda: synk.all_reduce(np.ones(2), "sum").tolist() == [3, 3]) == [1] * 3
+
+
+def by_value(item):
+    """Workers do not import the modules of a test: its functions are sent as they are."""
+    for name in {item.module.__name__, item.function.__module__}:
+        cloudpickle.register_pickle_by_value(sys.modules[name])
 
 
 def per_rank(fn, *args, **options):
