@@ -3,7 +3,6 @@
 The ranks are threads of this process; the board lies between them as between processes.
 """
 
-import functools
 import random
 import threading
 import time
@@ -11,8 +10,9 @@ import time
 import pytest
 
 from support.mirrors import Mirrors
-from support.together import good, together
+from support.together import good
 from support.waiting import Watch, wait_until
+from support.worlds import ShmWorld
 from synkro.comms import meeting as module
 from synkro.comms.board import KINDS, board_bytes
 from synkro.comms.meeting import Meeting
@@ -25,7 +25,7 @@ BARRIER, BROADCAST = KINDS.index("barrier"), KINDS.index("broadcast")
 BOX = 8  # messages that may wait to be received
 
 
-class Board:
+class Board(ShmWorld):
     """The meetings of all ranks over the files of hosts, with so many ranks each.
 
     *answered* as of ``Meeting``.
@@ -35,38 +35,21 @@ class Board:
         self.mirrors = Mirrors(layout)
         self.size = size = self.mirrors.size
         self.epoch = 0
-        self.meetings = []
+        self.comms = []
         for rank in range(size):
             host = self.mirrors.host_of(rank)
             file, wakes = self.mirrors.files[host], self.mirrors.wakes[host]
             board = map_file(file, board_bytes(size), Access.WRITE).data
             journal = self.mirrors.journal(rank) if len(layout) > 1 else None
             arena = Arena(file, rank, journal and journal.forget)
-            self.meetings.append(Meeting(board, rank, size, arena, wakes, answered, journal))
-
-    def call(self, body, ranks=None):
-        """``body(meeting)`` on all *ranks* at once, as in one call: results or exceptions, by place."""
-        group = tuple(range(self.size)) if ranks is None else ranks
-        self.epoch += 1
-
-        def work(meeting):
-            meeting.begin(self.epoch, group)
-            failed = True
-            try:
-                result = body(meeting)
-                failed = False
-                return result
-            finally:
-                meeting.end(failed)
-
-        return together(*[functools.partial(work, self.meetings[rank]) for rank in group])
+            self.comms.append(Meeting(board, rank, size, arena, wakes, answered, journal))
 
     def works(self):
         """Whether the next call goes well."""
-        return good(self.call(in_step)) == [[b"%d" % rank for rank in range(self.size)]] * self.size
+        return good(self.run(in_step)) == [[b"%d" % rank for rank in range(self.size)]] * self.size
 
     def close(self):
-        del self.meetings
+        del self.comms
         self.mirrors.close()
 
 
@@ -136,7 +119,7 @@ def test_all_see_what_all_say(board, size):
         return seen
 
     want = [[said(rank, turn) for rank in range(size)] for turn in range(60)]
-    assert good(board.call(body)) == [want] * size
+    assert good(board.run(body)) == [want] * size
 
 
 def test_what_is_said_again_is_seen_again(board):
@@ -144,7 +127,7 @@ def test_what_is_said_again_is_seen_again(board):
         same = b"from %d" % meeting.rank
         return [meeting.meet(BARRIER, same) for _ in range(5) if not meeting.pass_on()]
 
-    assert good(board(2).call(body)) == [[[b"from 0", b"from 1"]] * 5] * 2
+    assert good(board(2).run(body)) == [[[b"from 0", b"from 1"]] * 5] * 2
 
 
 @pytest.mark.parametrize("stage", ["meet", "step", "part"])
@@ -172,7 +155,7 @@ def test_nobody_passes_before_all_are_there(board, stage, watched):
                 in_step(meeting)
 
     meeting_size = 3
-    good(board(meeting_size).call(body))
+    good(board(meeting_size).run(body))
     assert len(arrived) == 9
 
 
@@ -184,7 +167,7 @@ def test_some_of_the_ranks(board):
             return meeting.members.place, in_step(meeting)
 
         want = [(place, [b"%d" % rank for rank in ranks]) for place in range(len(ranks))]
-        assert good(board.call(body, ranks)) == want
+        assert good(board.run(body, ranks)) == want
 
 
 def test_who_is_ahead_and_who_behind(board):
@@ -208,7 +191,7 @@ def test_who_is_ahead_and_who_behind(board):
         assert wait_until(lambda: meeting.behind() == [])
         meeting.part()
 
-    good(board(2).call(body))
+    good(board(2).run(body))
 
 
 def test_a_failure_of_another_can_be_seen(board):
@@ -223,7 +206,7 @@ def test_a_failure_of_another_can_be_seen(board):
         looked.set()
         return before, wait_until(meeting.failed)
 
-    seen, failure = board(2).call(body)
+    seen, failure = board(2).run(body)
     assert seen == (False, True)
     assert isinstance(failure, ZeroDivisionError)
 
@@ -243,7 +226,7 @@ def test_a_message_that_comes_late(board, watched):
             meeting.post(1, 7)
             assert arrived.wait(20)
 
-    good(board(2).call(body))
+    good(board(2).run(body))
 
 
 def test_messages_come_in_order_and_a_sender_waits_while_the_box_is_full(board, watched):
@@ -264,7 +247,7 @@ def test_messages_come_in_order_and_a_sender_waits_while_the_box_is_full(board, 
             meeting.fetched(0)
         return seen
 
-    numbers, seen = good(board(2).call(body))
+    numbers, seen = good(board(2).run(body))
     assert seen == list(range(5 * BOX))
     assert [number - numbers[0] for number in numbers] == seen
 
@@ -283,7 +266,7 @@ def test_a_sender_sees_how_many_have_been_read(board):
         in_step(meeting)
         return None
 
-    assert good(board(2).call(body))[0] == 2
+    assert good(board(2).run(body))[0] == 2
 
 
 @pytest.mark.parametrize("left", [1, BOX])
@@ -307,8 +290,8 @@ def test_messages_of_an_earlier_call_are_forgotten(board, left):
         return seen
 
     for _ in range(3):
-        good(board.call(leave))
-        assert good(board.call(body))[1] == list(range(100, 100 + BOX))
+        good(board.run(leave))
+        assert good(board.run(body))[1] == list(range(100, 100 + BOX))
 
 
 # ── what cannot come about ───────────────────────────────────────────────────────────────────────
@@ -336,7 +319,7 @@ def test_who_leaves_strands_nobody(board, wait, late, how, watched):
             raise ZeroDivisionError
         return None
 
-    outcomes = board.call(body)
+    outcomes = board.run(body)
     strayed(outcomes[0], f"rank 1 {how}", wait, "in which rank 0 waited", strays=how == "failed")
     assert board.works()
 
@@ -346,7 +329,7 @@ def test_who_never_came_and_has_answered_strands_nobody(board, wait):
     """Its end of the call is seen by its answer to the main process alone."""
     board = board(2, lambda rank, epoch: rank == 1)
     with Watch():
-        outcomes = board.call(lambda meeting: None if meeting.rank else WAITS[wait](meeting))
+        outcomes = board.run(lambda meeting: None if meeting.rank else WAITS[wait](meeting))
     strayed(outcomes[0], "rank 1 returned from the function", wait)
 
 
@@ -358,7 +341,7 @@ def test_who_has_not_answered_is_waited_for(board):
             time.sleep(0.25)  # longer than between two looks whether anything can still change
         return in_step(meeting)
 
-    assert good(board.call(body)) == [[b"0", b"1"]] * 2
+    assert good(board.run(body)) == [[b"0", b"1"]] * 2
 
 
 STANDSTILLS = {
@@ -377,7 +360,7 @@ STANDSTILLS = {
 def test_ranks_that_wait_for_each_other_are_told(board, what):
     board = board(3)
     with Watch():
-        outcomes = board.call(STANDSTILLS[what])
+        outcomes = board.run(STANDSTILLS[what])
     assert all(isinstance(outcome, CollectiveError) for outcome in outcomes), outcomes
     assert any("wait for each other, and none can go on" in str(outcome) for outcome in outcomes)
     assert board.works()
@@ -394,7 +377,7 @@ def test_a_rank_that_left_is_seen_behind_one_that_is_late(board, leaver):
 
     board = board(3)
     with Watch():
-        first, *others = board.call(body)
+        first, *others = board.run(body)
     strayed(first, f"rank {leaver} returned from the function")
     strayed(others[2 - leaver], "rank 0 failed", strays=True)
     assert board.works()
@@ -412,7 +395,7 @@ def test_who_was_thrown_out_of_a_collective_cannot_enter_the_next(board):
             meeting.part()
 
     with Watch():
-        outcomes = board.call(body)
+        outcomes = board.run(body)
     strayed(outcomes[0], "rank 0 was thrown out of broadcast (collective 1 of this call)")
     strayed(outcomes[1], "rank 0 failed", strays=True)
     assert board.works()
@@ -432,6 +415,6 @@ def test_where_a_rank_is(board):
         told.append(meeting.where())
         return told
 
-    told = good(board(2).call(body))[0]
+    told = good(board(2).run(body))[0]
     assert told[:2] == ["barrier (collective 1 of this call)", "all_reduce (collective 2 of this call)"]
     assert told[2:] == ["send to rank 1", "recv from rank 1"]

@@ -124,18 +124,6 @@ def test_records_of_one_world_are_not_overwritten_by_those_of_another(four):
     assert per_rank(run) == want
 
 
-def test_messages_of_worlds(four):
-    def run():
-        half = synk.split(synk.rank() // 2)
-        if half.rank() == 0:
-            half.send(np.arange(3) + synk.rank(), to=1)
-            return None
-        return half.recv(0)
-
-    found = [None if x is None else x.tolist() for x in per_rank(run)]
-    assert found == [None, [0, 1, 2], None, [2, 3, 4]]
-
-
 def test_variables_are_reduced_within_a_world(four):
     w = synk.shared(np.arange(3.0), name="w")
 

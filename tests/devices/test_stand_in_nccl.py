@@ -1,5 +1,6 @@
 """The stand-in for NCCL: every operation, and what it does to those who misuse it."""
 
+import functools
 import gc
 import os
 import subprocess
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from stand_in import loading
+from support.together import good, together
 
 
 @pytest.fixture(scope="module")
@@ -32,30 +34,21 @@ def cp(imported):
 def ranks(cp, count, work, end="destroy"):
     """What `work(communicator, stream, rank)` returns on every rank, each a thread with its device."""
     nccl = cp.cuda.nccl
-    name, results = nccl.get_unique_id(), [None] * count
+    name = nccl.get_unique_id()
 
     def rank(number):
         with cp.cuda.Device(number):
             communicator = nccl.NcclCommunicator(count, name, number)
             stream = cp.cuda.Stream(non_blocking=True)
-            try:
-                with stream:
-                    results[number] = work(communicator, stream.ptr, number)
-                if end is not None:
-                    getattr(communicator, end)()
-            except BaseException as error:
-                results[number] = error
+            with stream:
+                result = work(communicator, stream.ptr, number)
+            if end is not None:
+                getattr(communicator, end)()
+            return result
 
-    threads = [threading.Thread(target=rank, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    results = together(*[functools.partial(rank, number) for number in range(count)])
     assert not os.listdir(os.environ["FAKE_CUDA_FOLDER"])
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return results
+    return good(results)
 
 
 def place(array):
@@ -206,21 +199,16 @@ def test_one_device_for_two_ranks(cp, monkeypatch):
     nccl = cp.cuda.nccl
 
     def outcome():
-        name, seen = nccl.get_unique_id(), []
+        name = nccl.get_unique_id()
 
         def rank(number):
             try:
                 nccl.NcclCommunicator(2, name, number).destroy()
-                seen.append(0)
             except nccl.NcclError as error:
-                seen.append(error.status)
+                return error.status
+            return 0
 
-        threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return seen
+        return together(*[functools.partial(rank, number) for number in range(2)])
 
     assert outcome() == [5, 5]
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")

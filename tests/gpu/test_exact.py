@@ -85,16 +85,10 @@ test_a_large_output_alone_twice = fewer(cpu.test_a_large_output_alone_twice, 15,
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_dtype_with_uneven_shards(session, call, dtype):
-    for op in OPS:
-        array = cpu.numbers(dtype, (3 * session.n_parallel + 1, 2), 7)
-        cpu.agree(call(FUNCTIONS[op], op, array), array, op)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_large_outputs_of_every_dtype(session, call, dtype):
-    width = INLINE // np.dtype(dtype).itemsize + 1
-    array = cpu.numbers(dtype, (session.n_parallel + 1, width), 5)
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+def test_every_dtype_with_uneven_shards(session, call, dtype, large):
+    rows = session.n_parallel * (1 if large else 3) + 1
+    array = cpu.numbers(dtype, (rows, INLINE // np.dtype(dtype).itemsize + 1 if large else 2), 7)
     for op in OPS:
         cpu.agree(call(FUNCTIONS[op], op, array), array, op)
 

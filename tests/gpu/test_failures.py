@@ -244,14 +244,6 @@ def test_a_death_while_a_large_output_is_reduced(own):
         [f() for _ in iter(int, 1)]  # for ever
 
 
-def test_a_session_after_it_works(lonely):
-    for _ in range(2):
-        with lonely() as session:
-            assert total(session) == 7
-            with pytest.raises(synk.WorkerDied):
-                session.function(die_before_a_collective, outputs=[])()
-
-
 # ── interrupts and timeouts ──────────────────────────────────────────────────────────────────────
 
 

@@ -81,13 +81,6 @@ def test_a_number_of_workers(make_believe):
     assert not children()
 
 
-def test_cpus_beside_gpus(make_believe):
-    """Who asks for CPUs gets them, with NumPy."""
-    synk.fork(2, devices="cpu", verbose=False)
-    f = synk.function(lambda x: int(isinstance(x, np.ndarray) and synk.xp() is np), outputs="min")
-    assert f(np.ones(4)) == 1
-
-
 def test_two_sessions_side_by_side(machine):
     with (
         machine.session(["cuda:0"]) as one,
@@ -124,10 +117,13 @@ def test_no_gpu(make_believe, environment, words):
     assert {each.device for each in choose(None, None, None)} == {"cpu"}  # as nobody asked for more
 
 
-def test_without_a_gpu_workers_compute_with_numpy(make_believe):
-    make_believe.set(FAKE_CUDA_DEVICES=0)
-    assert synk.fork(verbose=False) >= 1
-    assert synk.function(lambda: int(synk.xp() is np), outputs="min")() == 1
+@pytest.mark.parametrize(("there", "devices"), [(0, None), (2, "cpu")])
+def test_cpus_compute_with_numpy(make_believe, there, devices):
+    """Where there is no GPU, and for who asks for CPUs."""
+    make_believe.set(FAKE_CUDA_DEVICES=there)
+    assert synk.fork(devices=devices, verbose=False) >= 1
+    f = synk.function(lambda x: int(isinstance(x, np.ndarray) and synk.xp() is np), outputs="min")
+    assert f(np.ones(4)) == 1
 
 
 @pytest.mark.parametrize("broken", [False, True])

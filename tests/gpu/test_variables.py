@@ -12,6 +12,10 @@ from support.leftovers import nothing_left
 from support.sessions import per_rank
 from synkro import here
 from variables import test_shared as cpu
+from variables.test_shared import (  # noqa: F401
+    test_replicas_may_come_to_differ_in_their_shapes,
+    test_writing_in_the_main_process_writes_all_replicas,
+)
 
 SHAPES = [(), (1,), (0,), (2, 3), (70_001,)]
 
@@ -73,6 +77,8 @@ def test_every_way_to_write(n):
         w.value = xp.full(4, 2.0)
         w.value *= 3
         w.value -= np.float64(1)
+        with pytest.raises(synk.InvalidValue, match="has 1 dimension"):
+            w.value = xp.ones((2, 2))
         v.value = np.arange(3.0) + rank  # of the host
         number.value = rank
         assert isinstance(v.value, xp.ndarray)
@@ -99,25 +105,6 @@ def test_an_assigned_array_is_not_the_functions_own(n):
     filler = synk.function(lambda x: x * 0 - 1, outputs="gather")
     filler(np.ones((64, 3)))
     check(w.get_value(), np.ones(3))
-
-
-def test_other_shapes_and_wrong_ones(n):
-    w = synk.shared(np.zeros((2, 2)))
-    w.set_value(np.ones((5, 3)))
-    assert w.shape == (5, 3)
-
-    def grow():
-        w.value = synk.xp().ones((synk.rank() + 1, 4))
-
-    synk.function(grow, outputs=[])()
-    assert synk.get_shapes(w) == [(rank + 1, 4) for rank in range(n)]
-    assert synk.get_lengths(w) == [rank + 1 for rank in range(n)]
-
-    def wrong():
-        w.value = synk.xp().ones(3)
-
-    with pytest.raises(synk.WorkerError):
-        synk.function(wrong, outputs=[])()
 
 
 # ── collectives of the main process ──────────────────────────────────────────────────────────────

@@ -16,7 +16,7 @@ def everything(world, number, shape, op, root=None, dtype="f8", xp=np):
     found = {
         "all_reduce": world.all_reduce(x, op),
         "nested": world.all_reduce({"a": x, "b": [more[:1]]}, "max")["b"][0],
-        "weighted": world.all_reduce(x, weight=number + 1.0),
+        "weighted": world.all_reduce(x, weight=number + 0.5),
         "reduce": world.reduce(x, op, root=root),
         "broadcast": world.broadcast(x, root=root),
         "all_gather": world.all_gather(more),
@@ -46,7 +46,7 @@ def expected(ranks, number, shape, op, root=None, dtype="f8"):
     found = {
         "all_reduce": serial(op, xs),
         "nested": serial("max", [each[:1] for each in more]),
-        "weighted": np.average(xs, axis=0, weights=[rank + 1.0 for rank in ranks]),
+        "weighted": np.average(xs, axis=0, weights=[rank + 0.5 for rank in ranks]),
         "reduce": serial(op, xs),
         "broadcast": xs[root],
         "all_gather": np.concatenate(more),
