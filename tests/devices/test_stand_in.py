@@ -44,12 +44,6 @@ def stream(cp):
 
 
 @pytest.fixture
-def target(cp):
-    """An array of the device, not filled yet."""
-    return cp.empty(4, np.float32)
-
-
-@pytest.fixture
 def host(cp):
     """A pinned array of ones."""
     array = np.frombuffer(cp.cuda.alloc_pinned_memory(16), np.float32, 4)
@@ -88,16 +82,6 @@ class TestArrays:
         assert float(a.sum()) == 30
         assert np.concatenate([a, a]).shape == (4, 3)
         assert int(a.reshape(6).take(cp.array([7]))[0]) == 2
-
-    def test_a_view_shares_its_memory(self, cp):
-        a = cp.zeros((2, 3), np.int32)
-        row, element = a[1], a[0, 1]
-        row += 1
-        element[...] = 5
-        assert a.get().tolist() == [[0, 5, 0], [1, 1, 1]]
-        assert cp.ndarray((3,), np.int32, a.data + 12).tolist() == [1, 1, 1]
-        assert row.data.ptr == a.data.ptr + 12
-        assert row.base is a
 
     def test_arrays_of_the_host_are_not_welcome(self, cp):
         a, b = cp.ones(3), np.ones(3)
@@ -138,13 +122,15 @@ class TestArrays:
 
 
 class TestStreams:
-    def test_a_missing_wait_shows(self, cp, stream, host, target):
+    def test_a_missing_wait_shows(self, cp, stream, host):
+        target = cp.empty(4, np.float32)
         upload(cp, host, target, stream)
         assert (target + 0).get().tolist() == [POISON] * 4
         cp.cuda.Stream.null.wait_event(stream.record())
         assert (target + 0).get().tolist() == [1] * 4
 
-    def test_the_null_stream_waits_for_blocking_streams(self, cp, host, target):
+    def test_the_null_stream_waits_for_blocking_streams(self, cp, host):
+        target = cp.empty(4, np.float32)
         blocking = cp.cuda.Stream()
         upload(cp, host, target, blocking)
         assert (target + 0).get().tolist() == [1] * 4
@@ -153,13 +139,15 @@ class TestStreams:
         with blocking:
             assert (target + 0).get().tolist() == [2] * 4
 
-    def test_the_source_is_read_late(self, cp, stream, host, target):
+    def test_the_source_is_read_late(self, cp, stream, host):
+        target = cp.empty(4, np.float32)
         upload(cp, host, target, stream)
         host[:] = 7
         stream.synchronize()
         assert target.get().tolist() == [7] * 4
 
-    def test_asking_makes_progress(self, cp, stream, host, target):
+    def test_asking_makes_progress(self, cp, stream, host):
+        target = cp.empty(4, np.float32)
         upload(cp, host, target, stream)
         event = stream.record()
         host[:] = 3
@@ -356,14 +344,6 @@ class TestIpc:
         memory = cp.cuda.UnownedMemory(address, 1 << 21, None, 0)
         return handle, address, cp.ndarray(4, "f4", cp.cuda.MemoryPointer(memory, 0))
 
-    def test_it_is_read_and_written_in_place(self, cp, other):
-        _, address, seen = self.opened(cp, other)
-        assert seen.get().tolist() == [7] * 4
-        seen[...] = 2
-        cp.cuda.runtime.ipcCloseMemHandle(address)
-        print(file=other.stdin, flush=True)
-        assert other.stdout.readline() == "8.0\n"
-
     def test_it_is_opened_once_a_process_and_never_in_its_own(self, cp, other):
         handle, address, _ = self.opened(cp, other)
         runtime = cp.cuda.runtime
@@ -461,8 +441,3 @@ class TestMachine:
             os.wait()
         """)
         assert done.stdout.strip() == "cudaErrorInitializationError: initialization error"
-
-    def test_without_nccl(self):
-        code = "from cupy.cuda import nccl; print(nccl.available, hasattr(nccl, 'get_version'))"
-        done = run(code, FAKE_NCCL="none")
-        assert done.stdout.split() == ["False", "False"], done.stderr

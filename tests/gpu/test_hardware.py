@@ -89,21 +89,6 @@ def test_reductions_of_ones_own(session):
     assert np.allclose(got, (X * X).sum(axis=1), rtol=1e-5)
 
 
-def test_other_libraries_streams(session):
-    """Work on streams of the function's own, which it waits for."""
-
-    def f(x):
-        stream = synk.xp().cuda.Stream(non_blocking=True)
-        synk.xp().cuda.get_current_stream().synchronize()
-        with stream:
-            y = x * 2
-        stream.synchronize()
-        return y
-
-    got = session.function(f, outputs="gather")(X, num_slices=4)
-    assert np.array_equal(got, X * 2)
-
-
 def test_blas_and_random(session):
     def f(x, y):
         return x @ y, synk.xp().random.random(3) < 2

@@ -28,8 +28,16 @@ from gpu.test_exact import (  # noqa: F401
     call,
     test_all_operations_in_one_call,
     test_large_outputs_of_all_operations,
+    test_what_is_kept_is_what_would_be_gathered,
+    test_without_reduction_comes_every_piece_in_order,
 )
 from gpu.test_failures import test_an_exception_strands_nobody  # noqa: F401
+from gpu.test_inputs import (  # noqa: F401
+    scaled,
+    test_a_view_from_before_a_call_writes_after_many,
+    test_data_of_two_that_took_turns_in_memory,
+    test_files_that_change_are_read_anew,
+)
 from gpu.test_variables import (  # noqa: F401
     test_broadcasts,
     test_reduce_in_place_changes_the_master_alone,
@@ -83,35 +91,7 @@ def test_one_link_connects_all(n):
     assert per_rank(linked) == [(n, n)] * n
 
 
-# ── calls ────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_other_outputs(n):
-    x = np.arange(40.0).reshape(20, 2)
-    f = synk.function(
-        lambda x: (x * 2, x.sum(axis=0), x.sum(), x + 1), outputs=["gather", "mean", None, "keep"]
-    )
-    gathered, mean, each, kept = f(x)
-    assert np.array_equal(gathered, x * 2)
-    parts = np.array_split(x, n)
-    weighted = sum(len(part) * part.sum(axis=0) for part in parts) / len(x)
-    np.testing.assert_allclose(mean, weighted)
-    np.testing.assert_allclose(each, [part.sum() for part in parts])
-    again = synk.function(lambda x: x.sum(axis=0), outputs="sum")
-    np.testing.assert_allclose(again(kept), (x + 1).sum(axis=0))
-
-
 # ── what has changed ─────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_broadcast_input_that_has_changed(n):
-    y, other = synk.data(np.ones(1000)), synk.data(np.full(1000, 5.0))
-    f = synk.function(lambda y: y.sum(), bcast_inputs=["y"], outputs=None)
-    for k in range(1, 5):
-        assert f(y) == [1000.0 * k] * n
-        assert f(other) == [5000.0] * n
-        y[:] = k + 1
-    assert f(y) == [5000.0] * n
 
 
 def test_unchanged_inputs_stay_on_the_gpus(n):
@@ -126,15 +106,6 @@ def test_unchanged_inputs_stay_on_the_gpus(n):
     f(y)
     assert per_rank(kept) == before
     assert min(before) >= 1
-
-
-def test_a_file_that_another_program_changes(n, tmp_path):
-    np.save(tmp_path / "y.npy", np.ones(5000))
-    y = synk.data(np.load(tmp_path / "y.npy", mmap_mode="r"))
-    f = synk.function(lambda y: y.sum(), bcast_inputs=["y"], outputs=None)
-    for k in range(1, 4):
-        assert f(y) == [5000.0 * k] * n
-        np.load(tmp_path / "y.npy", mmap_mode="r+")[:] = k + 1
 
 
 # ── the rest ─────────────────────────────────────────────────────────────────────────────────────
