@@ -298,27 +298,6 @@ def test_views_and_steps(n):
 # ── as a serial model ────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_layer_in_columns_and_one_in_rows_are_the_serial_ones(n):
-    """A network whose hidden units lie on different ranks."""
-    hidden, x = 6, numbers(1, (5, 4))
-    first, second = numbers(2, (4, hidden)), numbers(3, (hidden, 2))
-    a, b = first.clone().requires_grad_(), second.clone().requires_grad_()
-    loss = ((x @ a).tanh() @ b).square().sum()
-    loss.backward()
-
-    def run():
-        share = np.array_split(np.arange(hidden), synk.size())[synk.rank()]
-        a, b = first[:, share].requires_grad_(), second[share].requires_grad_()
-        whole = synk.all_reduce((x @ a).tanh() @ b, "sum").square().sum()
-        (whole / synk.size()).backward()  # all hold the same loss
-        return whole, a.grad.T.contiguous(), b.grad
-
-    got = per_rank(run)
-    assert np.allclose([each[0] for each in got], loss.item())
-    assert np.allclose(np.concatenate([each[1] for each in got]).T, a.grad)
-    assert np.allclose(np.concatenate([each[2] for each in got]), b.grad)
-
-
 def test_normalization_over_all_rows_is_the_serial_one(n):
     x = numbers(5, (7, 3))
     whole = x.clone().requires_grad_()

@@ -370,14 +370,6 @@ class TestPlacement:
         unnamed = Placement(choose(1, "cuda:2", None), None)
         assert next(unnamed.after(0, "", "")) == "Rank 0 is on device cuda2: NVIDIA H200 (0000:82:00.0)"
 
-    def test_ranks_that_share_a_gpu_go_through_host_memory_where_nccl_is_old(self, three_gpus):
-        placement = Placement(choose(None, ["cuda:0", "cuda:0"], None), None)
-        assert not placement.linked
-        assert any(
-            "reduced through host memory, as NCCL 2.29 takes one rank a GPU" in line
-            for line in placement.after(0, placement.problem, "")
-        )
-
     @pytest.mark.parametrize(
         ("preallocate", "error"),
         [

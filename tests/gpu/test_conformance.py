@@ -1,7 +1,5 @@
 """The conformance of communicators, where the ranks are GPU workers."""
 
-import os
-
 import cloudpickle
 import numpy as np
 import pytest
@@ -133,37 +131,14 @@ class TestConformance(cpu.TestConformance):
 
     def test_floats_are_added_in_the_order_of_the_ranks(self, world):
         """NCCL adds in an order of its own, the same on all ranks and each time."""
-        inputs = [np.random.default_rng(rank).standard_normal(100_003) for rank in range(world.size)]
-
-        def body(comm):
-            mine = comm.empty((100_003,), "f8")
-            mine[...] = inputs[comm.place]
-            new = comm.all_reduce([inputs[comm.place]], OPERATIONS["sum"], 1)[0]
-            comm.all_reduce_in_place([mine], OPERATIONS["sum"])
-            return new, mine
-
+        inputs, sums = self.summed(world)
         want = cpu.serial("sum", inputs, [1] * world.size)
-        results = good(world.run(body))
-        for new, mine in results:
+        for new, mine in sums:
             np.testing.assert_allclose(new, want, rtol=0, atol=1e-14 * world.size)
-            cpu.check(new, results[0][0])
-            cpu.check(mine, results[0][0])
-        for (new, _), (again, _) in zip(results, good(world.run(body)), strict=True):
+            cpu.check(new, sums[0][0])
+            cpu.check(mine, sums[0][0])
+        for (new, _), (again, _) in zip(sums, self.summed(world)[1], strict=True):
             cpu.check(new, again)
-
-    def test_nobody_passes_a_barrier_before_all_are_there(self, world, tmp_path):
-        path = str(tmp_path / "arrived")
-
-        def body(comm):
-            file = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
-            for turn in range(50):
-                os.write(file, b".")
-                comm.barrier()
-                assert os.path.getsize(path) == comm.count * (turn + 1)
-                comm.barrier()
-            os.close(file)
-
-        good(world.run(body))
 
     def test_some_of_the_ranks(self, world):
         for count in range(1, world.size + 1):

@@ -56,34 +56,22 @@ def test_pieces_that_fit_a_cache_are_for_cpus(session):
 # ── kinds of inputs ──────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("shape", [(1,), (7,), (5, 3), (64, 1000), (3, 0), (9, 2, 2), (300_001,)])
-def test_shapes(session, gathered, shape):
-    array = np.arange(np.prod(shape), dtype="f8").reshape(shape)
-    for given in (array, session.data(array)):
-        for slices in (1, 3):
-            got = gathered(given, num_slices=slices)
-            assert got.dtype == array.dtype
-            assert np.array_equal(got, array)
+SHAPES = [(1,), (7,), (5, 3), (64, 1000), (3, 0), (9, 2, 2), (300_001,)]
+TABLE = np.arange(120.0).reshape(12, 10)
+LAYOUTS = [TABLE[::2], TABLE[::-1], TABLE[:, ::-1], TABLE.T, np.asfortranarray(TABLE), TABLE[3:7, 2:5]]
+LAYOUTS += [np.broadcast_to(TABLE[0], TABLE.shape), TABLE.astype(">f8"), TABLE.tolist()]
 
 
 @pytest.mark.parametrize(
-    "view",
-    [
-        lambda a: a[::2],
-        lambda a: a[::-1],
-        lambda a: a[:, ::-1],
-        lambda a: a.T,
-        lambda a: np.asfortranarray(a),
-        lambda a: np.broadcast_to(a[0], a.shape),
-        lambda a: a.astype(">f8"),
-        lambda a: a.tolist(),
-        lambda a: a[3:7, 2:5],
-    ],
+    "given", [*[np.arange(float(np.prod(shape))).reshape(shape) for shape in SHAPES], *LAYOUTS]
 )
-def test_arrays_however_they_lie(session, gathered, view):
-    array = view(np.arange(120.0).reshape(12, 10))
-    assert np.array_equal(gathered(array), np.asarray(array))
-    assert np.array_equal(gathered(array, num_slices=2), np.asarray(array))
+def test_arrays_however_they_lie(session, gathered, given):
+    array = np.asarray(given)
+    for each in (given, session.data(array)):
+        for slices in (1, 3):
+            got = gathered(each, num_slices=slices)
+            assert got.dtype == array.dtype.newbyteorder("=")
+            assert np.array_equal(got, array)
 
 
 def test_minibatch_data_are_in_the_order_of_the_batch(session):
