@@ -15,7 +15,7 @@ def everything(world, number, shape, op, root=None, dtype="f8", xp=np):
     more = xp.asarray(mine(number, (shape[0] + number, *shape[1:]), dtype))
     found = {
         "all_reduce": world.all_reduce(x, op),
-        "nested": world.all_reduce({"a": x, "b": [more[:1]]}, "max")["b"][0],
+        "nested": world.all_reduce({"a": x, "b": [x[:1]]}, "max")["b"][0],
         "weighted": world.all_reduce(x, weight=number + 0.5),
         "reduce": world.reduce(x, op, root=root),
         "broadcast": world.broadcast(x, root=root),
@@ -45,7 +45,7 @@ def expected(ranks, number, shape, op, root=None, dtype="f8"):
     more = [mine(rank, (shape[0] + rank, *shape[1:]), dtype) for rank in ranks]
     found = {
         "all_reduce": serial(op, xs),
-        "nested": serial("max", [each[:1] for each in more]),
+        "nested": serial("max", [x[:1] for x in xs]),
         "weighted": np.average(xs, axis=0, weights=[rank + 0.5 for rank in ranks]),
         "reduce": serial(op, xs),
         "broadcast": xs[root],
