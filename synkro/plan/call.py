@@ -151,10 +151,14 @@ Rows = range | Picked  # of a call, as they travel
 
 
 class Form(NamedTuple):
-    """How inputs, which are leaves, become arguments: each one's nesting, and each leaf's library."""
+    """How inputs, which are leaves, become arguments: each one's nesting, and each leaf's library.
+
+    What nests them has classes of the user's, perhaps: then it travels as the *pickle* of the trees.
+    """
 
     trees: tuple[Tree, ...]
     libraries: tuple[str | None, ...]
+    pickle: bytes = b""
 
     def build(self, leaves: Sequence[Any]) -> list[Any]:
         """The arguments."""

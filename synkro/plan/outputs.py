@@ -102,6 +102,12 @@ class Node:
     keys: tuple[Hashable, ...]
     children: tuple[Tree, ...]
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether pickle takes it for what it is anywhere: it has no classes of the user's."""
+        plain = self.kind in _CONTAINERS and {str, int}.issuperset(map(type, self.keys))
+        return plain and all(child is None or child.is_plain for child in self.children)
+
     def build(self, values: Sequence[Any]) -> Any:
         if self.kind is dict:
             return dict(zip(self.keys, values, strict=True))

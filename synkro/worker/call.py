@@ -63,7 +63,11 @@ class PreparedCall:
         self._spans = slices_of(plan.spans[rank.number], plan.slices)
         self.piece: int = 0
         self._sliced = [rank.variables[number] for number in plan.sliced]
-        libraries = plan.form.libraries if plan.form else (None,) * len(plan.inputs)
+        self._form = form = plan.form
+        if form is not None and form.pickle:
+            trees = rank.objects.unpickled(self._called, form.pickle)
+            self._form = form._replace(trees=trees)
+        libraries = form.libraries if form else (None,) * len(plan.inputs)
         instead = None if rank.device.xp is np else library_instead(spec.fn)
         self._libraries = tuple([library or instead for library in libraries])
         arrays = [a for a in plan.inputs if isinstance(a, plans.Broadcast | plans.Scattered)]
@@ -73,7 +77,7 @@ class PreparedCall:
         self._pieces = None if changing else self._sources()
         # whether every run has the same arguments, except for numbers and pickles
         held = {*map(type, plan.inputs)} & {plans.Held, plans.Replicated, plans.Items}
-        same = not (changing or held or plan.form)
+        same = not (changing or held or form)
         self._fixed = list(self._arguments()) if same else None
         self._numbers = list(self._numbers_among(self._fixed or []))
         # whether a run only calls the function, once, and leaves its outputs
@@ -219,8 +223,8 @@ class PreparedCall:
         with contextlib.closing(self._feed(pieces)) as feeding:
             for span, fed in zip(self._spans, feeding, strict=True):
                 values = self._values(fed, span)
-                if plan.form is not None:
-                    values = plan.form.build(values)
+                if self._form is not None:
+                    values = self._form.build(values)
                 weight = (span[1] - span[0]) // plan.unit
                 count = len(values) - len(plan.keywords)
                 args, kwargs = values[:count], dict(zip(plan.keywords, values[count:], strict=True))
@@ -258,7 +262,7 @@ class PreparedCall:
             values = self._values(fed, self._spans[0])
             pickled = [(n, a) for n, a in enumerate(plan.inputs) if isinstance(a, plans.Pickled)]
             while True:
-                built = values if plan.form is None else plan.form.build(values)
+                built = values if self._form is None else self._form.build(values)
                 yield dict(zip(plan.keywords, built, strict=True))
                 for number, argument in pickled:
                     values[number] = self._value_of(argument)

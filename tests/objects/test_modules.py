@@ -568,3 +568,69 @@ def test_a_module_of_which_a_map_has_missed_a_name(run):
             assert synk.map(lambda n: helpers.SCALE, range(4)) == [2.0] * 4
         """
     )
+
+
+RECORDS = """
+import enum
+import typing
+
+FACTOR = 2.0
+
+class Params(typing.NamedTuple):
+    rate: float
+    bias: object = None
+
+    def times(self, x):
+        return x * self.rate * FACTOR
+
+class Key(enum.Enum):
+    RATE = 1
+
+def model(x, p):
+    return p.times(x).sum()
+
+def nested(x, p):
+    return p["a"][0].times(x).sum()
+
+def keyed(x, p):
+    return (x * p[Key.RATE]).sum()
+
+def kind(p):
+    return type(p).__name__, isinstance(p, Params)
+"""
+
+
+def test_named_tuples_and_keys_of_ones_own_module_are_arguments(run):
+    """Their classes are those that functions see, whether a function names them or not."""
+    program = """
+        from helpers import Key, Params
+        f = synk.function(lambda x, p: p.times(x).sum(), outputs="sum", bcast_inputs=["p"])
+        print(f(x, Params(2.0)), f(x, Params(2.0, np.ones(3))))
+        model, nested, keyed = (
+            synk.function(fn, outputs="sum", bcast_inputs=["p"])
+            for fn in (helpers.model, helpers.nested, helpers.keyed)
+        )
+        print(model(x, Params(2.0)), nested(x, {"a": [Params(3.0), x]}), keyed(x, {Key.RATE: 2.0}))
+        print(synk.function(helpers.kind, bcast_inputs=["p"], outputs=None)(Params(1.0)))
+        print(synk.map(lambda item: item.rate, [Params(1.0), Params(2.0)]), f(x, Params(2.0)))
+        print(synk.map(helpers.kind, [Params(1.0)]))
+        print(synk.map(lambda i, p: p.rate, [1], common={"p": Params(4.0)}))
+        helpers.FACTOR = 3.0
+        print(f(x, Params(2.0)), model(x, Params(2.0)))
+        Params.times = lambda self, x: x * 0.0
+        print(f(x, Params(2.0)))
+        print(f.check(x, Params(2.0)), f.as_serial(x, Params(1.0)))
+    """
+    assert run(
+        program, start=START.replace("from helpers import net, decorated\n", ""), helpers=RECORDS
+    ) == [
+        "24.0 24.0",
+        "24.0 36.0 12.0",
+        "[('Params', True), ('Params', True)]",
+        "[1.0, 2.0] 24.0",
+        "[('Params', True)]",
+        "[4.0]",
+        "36.0 36.0",
+        "0.0",
+        "0.0 0.0",
+    ]

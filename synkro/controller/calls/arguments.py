@@ -220,6 +220,21 @@ class Arguments:
             return leaves, None
         return leaves, plans.Form(tuple(trees), libraries)
 
+    def travelling(self, form: plans.Form | None) -> plans.Form | None:
+        """A *form* for the workers.  Raises: InvalidType for keys that cannot be pickled."""
+        if form is None or all(tree is None or tree.is_plain for tree in form.trees):
+            return form
+        called = f"an argument of the function {self._function!r}"
+        try:
+            stream, _ = self._written(form.trees)
+        except Exception as error:
+            check_cause(error, called)
+            raise InvalidType(
+                f"{called} holds arrays under keys that cannot be pickled: {reason(error)}. Give names, "
+                f"numbers, or tuples of these as keys."
+            ) from None
+        return plans.Form((), form.libraries, stream)
+
     def input(self, index: int, bound: Bound) -> Input:
         """Argument number *index*, in shared memory if it has to be.
 
@@ -358,16 +373,20 @@ class Arguments:
     def _dump(self, value: Any, called: str, least: int = sys.maxsize) -> tuple[bytes, list[memoryview]]:
         """*value*, pickled, beside buffers of *least* bytes."""
         try:
-            values = self._objects.values(least)
-            stream, buffers, _ = values.pickled(value)
-            values.settle()
-            return stream, buffers
+            return self._written(value, least)
         except Exception as error:
             check_cause(error, called)
             advice = how_to_await(value) or "Give what it is made of, or make it in the function."
             raise InvalidType(
                 f"{called} is no array and no number, and cannot be pickled: {reason(error)}. {advice}"
             ) from None
+
+    def _written(self, value: Any, least: int = sys.maxsize) -> tuple[bytes, list[memoryview]]:
+        """*value*, pickled, after the workers have what it relies on.  Raises: what pickling raises."""
+        values = self._objects.values(least)
+        stream, buffers, _ = values.pickled(value)
+        values.settle()
+        return stream, buffers
 
     def _put(self, index: int, array: arrays.Array, called: str) -> tuple[Outgoing, Placed]:
         buffer = self._buffers.get(index)

@@ -18,10 +18,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...errors import InvalidType, InvalidValue, counted, reason
+from ...errors import InvalidValue, counted
 from ...memory.segment import Segment
 from ...messages import Call
-from ...packing.pickles import check_cause, dumped
 from ...plan.batch import UNKNOWN, Selection, select, select_each
 from ...plan.binding import Bound
 from ...plan.call import Access, CallPlan, FileArray, Form, Held, Picked, Region, Rows, Scattered
@@ -44,18 +43,6 @@ _are_data = {Data}.issuperset
 Bind = Callable[[tuple[Any, ...], dict[str, Any]], list[Bound]]
 
 
-def _with_form(call: Call, name: str) -> bytes:
-    """A *call* whose form may have classes of the user's, which pickle does not take."""
-    try:
-        return dumped(call)
-    except Exception as error:
-        check_cause(error, f"an argument of the function {name!r}")
-        raise InvalidType(
-            f"an argument of the function {name!r} holds arrays under keys that cannot be pickled: "
-            f"{reason(error)}. Give names, numbers, or tuples of these as keys."
-        ) from None
-
-
 class Planned:
     """What is kept of a plan between equal calls.
 
@@ -67,13 +54,11 @@ class Planned:
         collection: what makes results of the last replies, or None.
     """
 
-    def __init__(self, plan: CallPlan, directory: Directory, name: str) -> None:
-        """*directory* has what it names; *name* is that of the function."""
+    def __init__(self, plan: CallPlan, directory: Directory) -> None:
+        """*directory* has what it names."""
         self.plan: Final = plan
         command = Call(plan)
-        self.payload: Final = (
-            pickle.dumps(command, 5) if plan.form is None else _with_form(command, name)
-        )
+        self.payload: Final = pickle.dumps(command, 5)
         self.segments: list[tuple[Segment, Access]] = directory.segments(command)
         self.known: bool = False
         self.collection: Collection | None = None
@@ -195,7 +180,7 @@ class Planner:
             function=self._number,
             inputs=tuple(each.argument for each in inputs),
             keywords=tuple(request.kwargs),
-            form=form,
+            form=self.arguments.travelling(form),
             selection=chosen,
             spans=spans,
             world=self._world,
@@ -206,7 +191,7 @@ class Planner:
             sliced=tuple(variable.number for variable in self._sliced),
             in_parts=in_parts,
         )
-        return self._known.get(plan) or Planned(plan, self._engine.directory, self._name)
+        return self._known.get(plan) or Planned(plan, self._engine.directory)
 
     def _fitting(self, inputs: list[Input], spans: tuple[Span, ...]) -> int:
         """Into how many pieces the rows of a rank are cut by ``num_slices="auto"``.
