@@ -66,9 +66,7 @@ def test_names_of_devices_and_of_contexts():
     with synk.Session(devices="left->cpu0;right->cpu1", verbose=False) as session:
         for target, rank in [("left", 0), ("right", 1), ("cpu0", 0), ("cpu:1", 1), (1, 1)]:
             assert session.function(os.getpid, target=target)() == session.pids[rank]
-        names = (
-            r"and the names (cpu0, left|left, cpu0), (cpu1, right|right, cpu1)\. Did you mean 'right'"
-        )
+        names = r"and the names left, cpu0, right, cpu1\. Did you mean 'right'"
         with pytest.raises(synk.InvalidValue, match=names):
             session.function(len, target="rigt")
 

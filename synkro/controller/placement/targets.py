@@ -21,7 +21,7 @@ class Targets:
         self._size = len(assignments)
         self._names: dict[str, list[int]] = {}
         for rank, assignment in enumerate(assignments):
-            for name in {assignment.name, assignment.device} - {None}:
+            for name in filter(None, dict.fromkeys((assignment.name, assignment.device))):
                 self._names.setdefault(str(name), []).append(rank)
         contexts = [assignment.name for assignment in assignments if assignment.name is not None]
         self._own = {self._names[name][0]: name for name in contexts if len(self._names[name]) == 1}
