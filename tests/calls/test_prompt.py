@@ -148,14 +148,14 @@ def test_nobody_is_in_a_hurry_meanwhile(user, workers):
     """The time in which the user thinks counts for no limit, of a call, of a map, or of an item."""
 
     def thinks():
-        time.sleep(0.7)
+        time.sleep(1.2)
         return "Ann"
 
     user.lines = [thinks] * 3
     asks = workers.function(lambda: input("name? ") if synk.rank() else "none", outputs=None)
-    assert asks.options(timeout=0.5)() == ["none", "Ann"]
-    assert workers.map(name_of, ["a"], timeout=0.5) == ["a Ann"]
-    assert workers.map(name_of, ["b"], item_timeout=0.5) == ["b Ann"]
+    assert asks.options(timeout=1)() == ["none", "Ann"]
+    assert workers.map(name_of, ["a"], timeout=1) == ["a Ann"]
+    assert workers.map(name_of, ["b"], item_timeout=1) == ["b Ann"]
 
 
 def test_other_ranks_wait_in_a_collective(user, workers):
