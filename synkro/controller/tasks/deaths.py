@@ -12,7 +12,8 @@ An item that takes too long is ended with its worker.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ...errors import CallTimeout, SynkroError, WorkerDied
 from ...ipc.process import ProcessEnd
@@ -43,42 +44,32 @@ class Fatal(NamedTuple):
     error: Callable[[str], SynkroError]
 
 
+@dataclass(eq=False, repr=False)
 class Deaths:
     """The deaths of workers in one map.
+
+    *shared* is what the tasks share; *forget* has the map not have happened.
 
     Attributes:
         called: what errors call the map.
         happened: whether a worker has died: then items may be lost of which nobody knows.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        replacement: Replacement,
-        queue: Dispatcher,
-        feed: Feed,
-        shared: SharedByTasks,
-        wished: Wishes,
-        called: str,
-        forget: Callable[[], None],
-    ) -> None:
-        """*shared* is what the tasks share; *called* is what errors call the map;
-        *forget* has it not have happened."""
-        self._engine = engine
-        self._replacement = replacement
-        self._queue = queue
-        self._feed = feed
-        self._shared = shared
-        self._wished = wished
-        self.called: Final = called
-        self._forget = forget
-        self.happened: bool = False
-        self._dead: dict[int, ProcessEnd] = {}  # by rank, those that have not been replaced
-        self._in_a_row = 0
-        self._came = 0  # how often workers had given something, at the last of these
-        self._since: dict[int, tuple[tuple[int, int], float]] = {}
-        """By rank the item that runs there, how often it was tried before, and since when."""
-        self._late: set[int] = set()  # the ranks that were killed, as their items took too long
+    _engine: Engine
+    _replacement: Replacement
+    _queue: Dispatcher
+    _feed: Feed
+    _shared: SharedByTasks
+    _wished: Wishes
+    called: str
+    _forget: Callable[[], None]
+    happened: bool = False
+    _dead: dict[int, ProcessEnd] = field(default_factory=dict)  # by rank, those that were not replaced
+    _in_a_row: int = 0
+    _came: int = 0  # how often workers had given something, at the last of these
+    _since: dict[int, tuple[tuple[int, int], float]] = field(default_factory=dict)
+    """By rank the item that runs there, how often it was tried before, and since when."""
+    _late: set[int] = field(default_factory=set)  # the ranks that were killed, as their items took long
 
     @property
     def unreplaced(self) -> bool:

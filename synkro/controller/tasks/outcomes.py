@@ -6,6 +6,7 @@ import contextlib
 import pickle
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import OutputError, UsageError, reason
@@ -19,11 +20,15 @@ from .source import Item
 from .wishes import Wishes
 
 
+@dataclass(eq=False, repr=False)
 class Outcomes:
     """Results and failures of one map, as they come.
 
     A task that fails is tried again as often as is wished; then its exception ends the map, or is its
     result.
+
+    *load* reads results that objects' pickler wrote; *read_block* notes that a block of a rank was read;
+    *host_of* names its host; *remember* keeps with an error the item that it was of.
 
     Attributes:
         failure: what is to end the map, if something is.
@@ -31,32 +36,19 @@ class Outcomes:
         came: how often workers have given something.
     """
 
-    def __init__(
-        self,
-        queue: Dispatcher,
-        feed: Feed,
-        collected: Collected,
-        wished: Wishes,
-        load: Callable[..., Any],
-        read_block: Callable[[int], None],
-        host_of: Callable[[int], str],
-        remember: Callable[[BaseException, Any], None],
-    ) -> None:
-        """*load* reads results that objects' pickler wrote; *read_block* notes that a block of a rank
-        was read; *host_of* names its host; *remember* keeps with an error the item that it was of."""
-        self._queue = queue
-        self._feed = feed
-        self._collected = collected
-        self._wished = wished
-        self._load = load
-        self._read_block = read_block
-        self._host_of = host_of
-        self._remember = remember
-        self._tries: dict[int, int] = {}
-        """How often items that have no result yet were tried in vain, by number."""
-        self.failure: BaseException | None = None
-        self.failed_at: int = 0
-        self.came: int = 0
+    _queue: Dispatcher
+    _feed: Feed
+    _collected: Collected
+    _wished: Wishes
+    _load: Callable[..., Any]
+    _read_block: Callable[[int], None]
+    _host_of: Callable[[int], str]
+    _remember: Callable[[BaseException, Any], None]
+    failure: BaseException | None = None
+    failed_at: int = 0
+    came: int = 0
+    _tries: dict[int, int] = field(default_factory=dict)
+    """How often items that have no result yet were tried in vain, by number."""
 
     def tries(self, number: int) -> int:
         """How often an item that has no result was tried in vain."""
