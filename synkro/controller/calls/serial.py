@@ -7,10 +7,12 @@ those that it changed are sent to all ranks.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -51,7 +53,12 @@ def run_alone(
     leaves = [_serial(argument) for argument in arguments]
     values = leaves if form is None else form.build(leaves)
     count = len(values) - len(keywords)
-    with alone(rng, Alone(spec.name, arguments, leaves)):
+    scattered = [leaf for each, leaf in zip(arguments, leaves, strict=True) if _has_rows(each, leaf)]
+
+    def rows() -> NDArray[np.int64] | None:
+        return np.arange(len(scattered[0]), dtype=np.int64) if scattered else None
+
+    with alone(rng, Alone(spec.name, rows)):
         value = spec.fn(*values[:count], **dict(zip(keywords, values[count:], strict=True)))
         if spec.updates:
             value, new = pair_of(value, len(spec.updates), spec.name)
@@ -62,29 +69,24 @@ def run_alone(
     return value
 
 
+def _has_rows(argument: Bound, value: Any) -> bool:
+    """Whether the *value* that a function gets for an argument has rows of the call."""
+    return not (argument.broadcast or isinstance(argument.value, Shared)) and np.iterable(value)
+
+
+@dataclass(eq=False)
 class Alone:
-    """A call of all rows, in this process.
+    """A call in this process: of all rows, or once more of those that a rank had.
 
     Attributes:
-        name, in_parts, piece: as in ``group.Running``.
+        name, in_parts, piece, rows: as in ``group.Running``.
     """
 
     in_parts = False
     piece = 0
 
-    def __init__(self, name: str, arguments: Sequence[Bound], values: Sequence[Any]) -> None:
-        """*values* are what the function *name* gets for *arguments*."""
-        self.name = name
-        pairs = zip(arguments, values, strict=True)
-        self._scattered: list[Any] = [
-            value
-            for argument, value in pairs
-            if not argument.broadcast and not isinstance(argument.value, Shared) and np.iterable(value)
-        ]
-
-    def rows(self) -> NDArray[np.int64] | None:
-        """The indices of all rows; None without scattered inputs."""
-        return np.arange(len(self._scattered[0]), dtype=np.int64) if self._scattered else None
+    name: str
+    rows: Callable[[], NDArray[np.int64] | None]
 
 
 def _serial(argument: Bound) -> Any:
@@ -152,7 +154,7 @@ def in_place_of(scene: Scene, began: Began, name: str) -> Iterator[None]:
     with (
         _turn,
         with_states(singles_at(began)),
-        alone(rng, _Again(name, scene.rows), scene.where) as group,
+        alone(rng, Alone(name, lambda: copy.copy(scene.rows)), scene.where) as group,
     ):
         group.take(None if began.task is None else _TaskAgain(*began.task))
         as_there = group.replaying(began.results, scene.place), _imported(scene.modules)
@@ -189,22 +191,3 @@ class _TaskAgain(Task):
 
     def __init__(self, seed: int, number_of_map: int, number: int) -> None:
         self.seed, self.map, self.number = seed, number_of_map, number
-
-
-class _Again:
-    """A call that is made once more, with the indices of its *rows*.
-
-    Attributes:
-        name, in_parts, piece: as in ``group.Running``.
-    """
-
-    in_parts = False
-    piece = 0
-
-    def __init__(self, name: str, rows: Any) -> None:
-        self.name = name
-        self._rows = rows
-
-    def rows(self) -> Any:
-        """The indices of the rank's rows; None without scattered inputs."""
-        return None if self._rows is None else self._rows.copy()
