@@ -237,14 +237,7 @@ def _complete(error: BaseException) -> None:
 def _be_known(error: BaseException) -> None:
     """Let an exception, and those that it came of, be of the program's own classes, of whose copies they
     are."""
-    left, seen = [error], set[int]()
-    while left:
-        each = left.pop()
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        left += [other for other in (each.__cause__, each.__context__) if other is not None]
-        left += [*getattr(each, "exceptions", ())] if _is_group(each) else []
+    for each in _origins(error):
         kind = type(each)
         found: Any = sys.modules.get(kind.__module__)
         for part in kind.__qualname__.split("."):
@@ -254,8 +247,17 @@ def _be_known(error: BaseException) -> None:
                 each.__class__ = found
 
 
-def _is_group(error: BaseException) -> bool:
-    return sys.version_info >= (3, 11) and isinstance(error, BaseExceptionGroup)  # noqa: F821
+def _origins(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception and those that it came of, or is a group of, each once, and the nearest first."""
+    left, seen = [error], set[int]()
+    while left:
+        found = left.pop(0)
+        if found is not None and id(found) not in seen:
+            seen.add(id(found))
+            left += [found.__cause__, found.__context__]
+            if sys.version_info >= (3, 11) and isinstance(found, BaseExceptionGroup):  # noqa: F821
+                left += found.exceptions
+            yield found
 
 
 def _come_of(error: BaseException, trace: RemoteTraceback) -> None:
@@ -308,17 +310,9 @@ def _latest(error: BaseException | None) -> Callable[[Enter], Any]:
     if error is not None and not isinstance(error, BaseException):
         raise InvalidType(f"debug() takes an exception, such as a WorkerError; got {shortened(error)}.")
     last = sys.exc_info()[1] if error is None else error
-    left: list[BaseException | None] = [getattr(sys, "last_value", None) if last is None else last]
-    seen = set[int]()
-    while left:
-        found = left.pop(0)
-        if found is None or id(found) in seen:
-            continue
-        seen.add(id(found))
+    for found in _origins(getattr(sys, "last_value", None) if last is None else last):
         if isinstance(found, RemoteTraceback) and found.again is not None:
             return functools.partial(found.again, found)
-        left += [found.__cause__, found.__context__]
-        left += [*getattr(found, "exceptions", ())] if _is_group(found) else []
     if error is None:
         living = [trace for trace in (each() for each in _kept) if trace is not None and trace.again]
         if living:
