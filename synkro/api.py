@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray  # noqa: F401
 
 from . import here
+from .controller.calls.check import are_equal
 from .controller.calls.forms import MakesFunctions, make_function
 from .controller.calls.function import Function  # noqa: F401
 from .controller.calls.graphs import teach_transfers
@@ -266,19 +267,12 @@ os.register_at_fork(after_in_child=_in_forked_child)
 
 def _check_alike(asked: dict[str, Any]) -> None:
     """Raises: UsageError if *asked* are other arguments than those of the last ``fork()``."""
-    other = [name for name, value in asked.items() if not _is_same(here.asked.get(name), value)]
+    other = [name for name, value in asked.items() if not are_equal(here.asked.get(name), value)]
     if other:
         raise UsageError(
             f"fork() was called already, with another {other[0]}=, and its workers are running: call "
             f"close() first, or make a second Session."
         )
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    try:
-        return bool(one == other)
-    except Exception:  # of arrays among the arguments of an initializer
-        return False
 
 
 def close() -> None:

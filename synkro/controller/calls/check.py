@@ -124,7 +124,7 @@ def _parts(got: Any, want: Any) -> tuple[Any, Any]:
     """
     if isinstance(got, dict | list | tuple) or _kind(got) != _kind(want) or offers(got, "__array__"):
         return got, want
-    if got is want or _are_equal(got, want):
+    if got is want or are_equal(got, want):
         return None, None
     parts = _attributes(got), _attributes(want)
     if any(parts):
@@ -137,7 +137,8 @@ def _kind(value: Any) -> tuple[str, str]:
     return type(value).__module__, type(value).__qualname__
 
 
-def _are_equal(one: Any, other: Any) -> bool:
+def are_equal(one: Any, other: Any) -> bool:
+    """Whether two objects say that they are equal; False where they cannot be compared."""
     try:
         return bool(one == other)
     except Exception:  # of arrays in them, say
