@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import os
 import sys
 import time
@@ -35,7 +34,7 @@ from ..plan.call import Region, aligned
 from ..values.arrays import checked_bool, checked_int, checked_seconds
 from .calls.background import Background
 from .calls.distribution import Distribution, Services
-from .calls.forms import MakesFunctions, make_function, signature_of_function
+from .calls.forms import MakesFunctions, as_method, make_function, signature_of_function
 from .calls.graphs import teach_transfers
 from .calls.initializer import checked_initializer, prepared
 from .calls.replacement import Replacement
@@ -89,10 +88,7 @@ def _method(
         except BaseException as error:
             raise folded(error)  # noqa: B904  it is the same one
 
-    signature = inspect.signature(function)
-    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = [own, *list(signature.parameters.values())[1:]]
-    method.__dict__["__signature__"] = signature.replace(parameters=parameters)
+    method.__dict__["__signature__"] = as_method(function)
     method.__name__ = name or function.__name__
     method.__qualname__ = f"Session.{method.__name__}"
     return method

@@ -171,14 +171,10 @@ def of_callable(
     **options: Any,
 ) -> Any:
     check_no_options(options if givens is None else {"givens": givens, **options})
+    given = inputs, outputs, bcast_inputs, updates, sliceable_shareds, name
 
     def make(fn: Callable[..., Any]) -> Function[..., Any]:
-        return Function(
-            find,
-            Definition(
-                fn, inputs, outputs, bcast_inputs, updates, sliceable_shareds, name, target=target
-            ),
-        )
+        return Function(find, Definition(fn, *given, target=target))
 
     if fn is not None:
         return make(fn)
@@ -204,22 +200,19 @@ def of_graph(
 ) -> Any:
     if not has_graph_variables(inputs, outputs, bcast_inputs, updates, givens):
         raise _no_graph()
-
-    given = (inputs, outputs, bcast_inputs, updates, givens, sliceable_shareds, name)
-
-    def define(services: Services) -> Definition:
-        return graph_definition(services, *given, kwargs, target=target)
-
-    return Function(find, define)
+    given = inputs, outputs, bcast_inputs, updates, givens, sliceable_shareds, name
+    return Function(find, lambda services: graph_definition(services, *given, kwargs, target=target))
 
 
-def _signature() -> inspect.Signature:
-    signature = inspect.signature(of_graph)
+def as_method(function: Callable[..., Any]) -> inspect.Signature:
+    """The signature of *function* as that of a method, with ``self`` in the place of its first
+    parameter."""
+    signature = inspect.signature(function)
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return signature.replace(parameters=[own, *list(signature.parameters.values())[1:]])
 
 
-signature_of_function: Final = _signature()
+signature_of_function: Final = as_method(of_graph)
 """The signature of ``Session.function``: the names and the order of the classic form."""
 
 

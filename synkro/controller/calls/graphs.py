@@ -112,15 +112,8 @@ def _placed_definition(
     theirs = dict.fromkeys((*graph.shared, *(variable for variable, _ in graph.updates)))
     replicas = {variable: linked.shared(variable) for variable in theirs}
     with _compiling(services, graph):
-        placed = PlacedGraph(
-            graph,
-            replicas,
-            linked.place_of,
-            rank_of,
-            rank_of(target),
-            services.engine.size,
-            services.engine.on_gpus,
-        )
+        places = linked.place_of, rank_of, rank_of(target)
+        placed = PlacedGraph(graph, replicas, *places, services.engine.size, services.engine.on_gpus)
     changed = [replicas[variable] for variable, _ in graph.updates]
     bridge = Bridge(linked, replicas.values(), changed)
     return Definition(
