@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..api import xp
+from ..controller.calls.serial import substituted
 from ..controller.placement.placement import PATHS
 from ..controller.session import Session
 from ..devices import gpus
@@ -255,17 +256,11 @@ def device_memory(count: int, reason: str) -> Finding:
     if not count:
         return Finding(name, "skipped", reason)
     devices, said = ["cuda:0", *(f"cuda:{index}" for index in range(count))], io.StringIO()
-    before = os.environ.get(PATHS)
-    os.environ[PATHS] = "new"
     try:
-        with contextlib.redirect_stderr(said), Session(devices=devices, timeout=120):
-            pass
+        with substituted(os.environ, {PATHS: "new"}), contextlib.redirect_stderr(said):
+            Session(devices=devices, timeout=120).close()
     except SynkroError as error:
         return Finding(name, "failure", _first_line(error), "See `workers` above.")
-    finally:
-        os.environ.pop(PATHS)
-        if before is not None:
-            os.environ[PATHS] = before
     why = [line.partition(", as ")[2] for line in said.getvalue().splitlines() if "messages go" in line]
     if not why:
         return Finding(name, "ok", f"{len(devices)} ranks open that of each other ({PATHS}=new)")

@@ -11,10 +11,9 @@ import copy
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +39,8 @@ from ..data.data import Data
 from ..data.stored import StoredData
 from ..variables.shared import Shared
 from .arguments import SCALARS
+
+T = TypeVar("T")
 
 
 def run_alone(
@@ -157,7 +158,7 @@ def in_place_of(scene: Scene, began: Began, name: str) -> Iterator[None]:
         alone(rng, Alone(name, lambda: copy.copy(scene.rows)), scene.where) as group,
     ):
         group.take(None if began.task is None else _TaskAgain(*began.task))
-        as_there = group.replaying(began.results, scene.place), _imported(scene.modules)
+        as_there = group.replaying(began.results, scene.place), substituted(sys.modules, scene.modules)
         with as_there[0], as_there[1], np.errstate(**scene.errors):
             yield
 
@@ -172,18 +173,18 @@ def scene_of(fn: Any, args: Sequence[Any], kwargs: dict[str, Any], rank: int) ->
 
 
 @contextlib.contextmanager
-def _imported(modules: dict[str, ModuleType]) -> Iterator[None]:
-    """A block in which imports find these modules."""
-    before = {name: sys.modules.get(name) for name in modules}
-    sys.modules.update(modules)
+def substituted(mapping: MutableMapping[str, T], new: Mapping[str, T]) -> Iterator[None]:
+    """A block in which *mapping* has *new* entries, such as modules that imports find."""
+    before = {name: mapping.get(name) for name in new}
+    mapping.update(new)
     try:
         yield
     finally:
-        for name, module in before.items():
-            if module is None:
-                sys.modules.pop(name, None)
+        for name, value in before.items():
+            if value is None:
+                mapping.pop(name, None)
             else:
-                sys.modules[name] = module
+                mapping[name] = value
 
 
 class _TaskAgain(Task):
