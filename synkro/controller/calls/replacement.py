@@ -220,12 +220,12 @@ class Replacement:
         dead = [each.rank for each in ended]
         try:
             with uninterrupted():
-                at = _LOADING if workers.doing(first.rank)[0] == Phase.LOADING else ""
+                at = _LOADING if self._engine.channel.whereabouts(first.rank)[0] == Phase.LOADING else ""
                 for rank in dead:
                     workers.bury(rank)
                 dead += workers.calm(_CALM)
                 count = len(dead)
-                died = workers.died(
+                died = workers.pool.died(
                     first, at, _HEALED if count == 1 else f"{count} workers died. {_HEALED}"
                 )
                 self._revive(dead)
@@ -270,7 +270,7 @@ class Replacement:
 
     def ended(self, ended: ProcessEnd, at: str, why: str) -> WorkerDied:
         """What to raise as no worker takes the place of one that has *ended*: the session is over."""
-        died = self._engine.workers.died(ended, at, f"{why} {BROKEN}".lstrip())
+        died = self._engine.workers.pool.died(ended, at, f"{why} {BROKEN}".lstrip())
         self._engine.break_by(died)
         return died
 
@@ -350,7 +350,7 @@ class Replacement:
     def _read(self, place: int, memory: NDArray[np.uint8]) -> None:
         """Read what lies in the arena from *place* on."""
         at = 0
-        for piece in self._engine.workers.read_arena(place, len(memory)):
+        for piece in self._engine.workers.pool.read_arena(place, len(memory)):
             memory[at : at + len(piece)] = memoryview(piece)
             at += len(piece)
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...errors import WorkerDied
 from ...ipc.channel import Controller, Lane
 from ...ipc.pool import WorkerPool
 from ...ipc.process import ProcessEnd
@@ -24,9 +23,13 @@ _AT_ONCE = 500  # segments of which a worker hears at once
 
 @dataclass(eq=False)
 class Workers:
-    """The workers of a session, one at a time, while others do what is open."""
+    """The workers of a session, one at a time, while others do what is open.
 
-    _pool: WorkerPool
+    Attributes:
+        pool: their processes.
+    """
+
+    pool: WorkerPool
     _channel: Controller
     _directory: Directory
     _post: Post = field(init=False)
@@ -34,16 +37,12 @@ class Workers:
     _passed: list[tuple[int, int]] = field(default_factory=list)  # descriptors that all ranks have
 
     def __post_init__(self) -> None:
-        self._post = Post(self._pool, self._channel, self._directory, self.each)
+        self._post = Post(self.pool, self._channel, self._directory, self.each)
 
     @property
     def pids(self) -> tuple[int, ...]:
         """The process ids of the workers, by rank."""
-        return self._pool.pids
-
-    def be_anonymous(self) -> None:
-        """What the workers print does not say of which rank it is."""
-        self._pool.be_anonymous()
+        return self.pool.pids
 
     def hear_logs(self) -> None:
         """Hand over what the workers have logged until now, while a command goes on."""
@@ -52,7 +51,7 @@ class Workers:
     def bury(self, rank: int) -> None:
         """The worker of *rank* has died, or is killed now, and owes no answer any more."""
         with uninterrupted():
-            self._pool.bury(rank)
+            self.pool.bury(rank)
             self._channel.begin_anew(rank)
             self._channel.write_reply(rank, _ACK)
             self._had[rank] = self._directory.forget(rank)
@@ -62,23 +61,15 @@ class Workers:
 
         Raises: SessionError; WorkerDied.
         """
-        self._pool.replace(rank)
-        self._pool.pass_descriptors(rank, self._passed)
+        self.pool.replace(rank)
+        self.pool.pass_descriptors(rank, self._passed)
         had = self._had.pop(rank)
         for first in range(0, len(had), _AT_ONCE):
             self._send(rank, Release(), had[first : first + _AT_ONCE], None)
 
-    def doing(self, rank: int) -> tuple[int, int]:
-        """What the worker of *rank* does, a phase, and with what."""
-        return self._channel.whereabouts(rank)
-
     def ended(self, rank: int) -> ProcessEnd:
         """How the worker of *rank* has ended."""
-        return self._pool.end_of(self._pool.sentinel_of(rank))
-
-    def died(self, ended: ProcessEnd, at: str, cure: str) -> WorkerDied:
-        """What to raise for a worker that has *ended*; *at* begins the sentence, *cure* is the next."""
-        return self._pool.died(ended, at, cure)
+        return self.pool.end_of(self.pool.sentinel_of(rank))
 
     def tell(self, rank: int, command: Command, limit: float | None) -> Any:
         """Have *rank* alone do *command*, while others do what is open; returns its reply.
@@ -91,9 +82,9 @@ class Workers:
         lane = self._channel.lane((rank,))
         self._post.send(pickle.dumps(command, 5), segments, lane)
         deadline = None if limit is None else clock() + limit
-        sentinel = self._pool.sentinel_of(rank)
+        sentinel = self.pool.sentinel_of(rank)
         if lane.wait(deadline, [sentinel]):
-            raise self._pool.death(sentinel)
+            raise self.pool.death(sentinel)
         if late := lane.unanswered():
             raise self._post.late(late, limit or 0.0)
         return self._post.read(lane)[0]
@@ -113,7 +104,7 @@ class Workers:
         self._passed += numbered
         with uninterrupted():
             for rank in self._channel.everyone.ranks:
-                self._pool.pass_descriptors(rank, numbered)
+                self.pool.pass_descriptors(rank, numbered)
 
     def calm(self, seconds: float) -> list[int]:
         """Interrupt all ranks that have not answered, and wait for them: who has not answered after so
@@ -126,19 +117,11 @@ class Workers:
             self._channel.fence()
             self._channel.wake_all()
             if clock() < deadline:
-                self._pool.interrupt(waiting)
+                self.pool.interrupt(waiting)
             else:
-                self._pool.kill(waiting)
+                self.pool.kill(waiting)
             until = clock() + _AGAIN
-            for sentinel in lane.wait_for(lambda: not lane.unanswered(), until, self._pool.sentinels):
-                dead.append(self._pool.end_of(sentinel).rank)
+            for sentinel in lane.wait_for(lambda: not lane.unanswered(), until, self.pool.sentinels):
+                dead.append(self.pool.end_of(sentinel).rank)
                 self.bury(dead[-1])
         return dead
-
-    def kill(self, rank: int) -> None:
-        """Kill the worker of *rank*."""
-        self._pool.kill([rank])
-
-    def read_arena(self, place: int, nbytes: int) -> Iterator[bytes]:
-        """What a rank of this host, though its worker may have died, has in the arena."""
-        return self._pool.read_arena(place, nbytes)

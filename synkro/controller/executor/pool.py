@@ -155,7 +155,7 @@ class TaskPool(ItemSource):
         self.broken: str = ""
         self._session = session
         self._channel = session.services.engine.channel
-        session.services.engine.workers.be_anonymous()
+        session.services.engine.workers.pool.be_anonymous()
         self._waiting: deque[Submitted] = deque()
         self._given: dict[int, Submitted] = {}  # by the numbers of items
         self._size = session.n_parallel

@@ -117,7 +117,7 @@ class Deaths:
                 self._since[rank] = runs, now
             elif now - self._since[rank][1] > longest:
                 self._late.add(rank)
-                self._engine.workers.kill(rank)
+                self._engine.workers.pool.kill([rank])
 
     # ── a death ──────────────────────────────────────────────────────────────────────────────────
 
@@ -154,7 +154,7 @@ class Deaths:
 
     def _died(self, ended: ProcessEnd, where: str) -> WorkerDied:
         at = f"in {self.called}{where}, "
-        died = self._engine.workers.died(ended, at, _REPLACED)
+        died = self._engine.workers.pool.died(ended, at, _REPLACED)
         died.args = (str(died).partition(_REPLACED)[0] + _REPLACED,)  # its ``stderr`` has the rest
         return died
 
