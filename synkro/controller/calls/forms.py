@@ -43,22 +43,6 @@ class _WithInputs(_Options, total=False):
     inputs: Names
 
 
-class _Decorator(Protocol):
-    def __call__(self, fn: Callable[P, R], /) -> Function[P, R]: ...
-
-
-class _ListDecorator(Protocol):
-    def __call__(self, fn: Callable[P, R], /) -> Function[P, list[R]]: ...
-
-
-class _KeepDecorator(Protocol):
-    def __call__(self, fn: Callable[P, Any], /) -> Function[P, Kept]: ...
-
-
-class _AnyDecorator(Protocol):
-    def __call__(self, fn: Callable[P, Any], /) -> Function[P, Any]: ...
-
-
 class MakesFunctions(Protocol):
     """What ``function`` is, for type checkers: of a callable, a decorator, or of a graph."""
 
@@ -108,22 +92,22 @@ class MakesFunctions(Protocol):
     @overload
     def __call__(
         self, fn: None = ..., *, outputs: Merged = ..., **options: Unpack[_WithInputs]
-    ) -> _Decorator: ...
+    ) -> Callable[[Callable[P, R]], Function[P, R]]: ...
 
     @overload
     def __call__(
         self, fn: None = ..., *, outputs: None, **options: Unpack[_WithInputs]
-    ) -> _ListDecorator: ...
+    ) -> Callable[[Callable[P, R]], Function[P, list[R]]]: ...
 
     @overload
     def __call__(
         self, fn: None = ..., *, outputs: Literal["keep"], **options: Unpack[_WithInputs]
-    ) -> _KeepDecorator: ...
+    ) -> Callable[[Callable[P, Any]], Function[P, Kept]]: ...
 
     @overload
     def __call__(
         self, fn: None = ..., *, outputs: Nested, **options: Unpack[_WithInputs]
-    ) -> _AnyDecorator: ...
+    ) -> Callable[[Callable[P, Any]], Function[P, Any]]: ...
 
     @overload
     def __call__(
