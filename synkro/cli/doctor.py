@@ -120,8 +120,7 @@ def _with_workers(devices: str | None) -> Iterator[Finding]:
         yield Finding(name, "failure", str(error), "Mend this first: the other checks need workers.")
         return
     with session:
-        took = time.monotonic() - start
-        yield Finding(name, "ok", f"{session.n_parallel} started in {took:.2g} s")
+        yield Finding(name, "ok", f"{session.n_parallel} started in {time.monotonic() - start:.2g} s")
         for check in (exactness, clocks, threads, reduction):
             try:
                 yield check(session)
@@ -166,12 +165,10 @@ def clocks(session: Session) -> Finding:
 def threads(session: Session) -> Finding:
     """Whether the libraries in the workers start more threads than there are cores."""
     name = "threads"
-    caps = session.function(_thread_caps, outputs=None, name="doctor")()
-    most = int(max(caps))
+    most = int(max(session.function(_thread_caps, outputs=None, name="doctor")()))
     cores = available_cores()
     workers = counted(session.n_parallel, "worker")
-    whole = most * session.n_parallel
-    if whole <= max(cores, session.n_parallel):
+    if most * session.n_parallel <= max(cores, session.n_parallel):
         return Finding(name, "ok", f"{workers} with {most} each on {counted(cores, 'core')}")
     return Finding(
         name,

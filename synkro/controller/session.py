@@ -219,8 +219,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         )
         replies = self._ready(start, start_timeout, began)
         problem = placement.problem or replies[0].problem
-        linked = bool(placement.gpus) and not problem
-        outputs = Outputs(engine, segment.array(outbox), linked)
+        outputs = Outputs(engine, segment.array(outbox), bool(placement.gpus) and not problem)
         targets = Targets(placement.assignments, [host.ranks for host in self.hosts])
         variables = Variables(engine, outputs, token, master, seed, targets)
         objects = Objects(engine, master)

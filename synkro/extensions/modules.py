@@ -94,8 +94,7 @@ def _gradient(value: Any, parameters: list[torch.Tensor]) -> torch.Tensor:
 
 def _flat(tensors: list[torch.Tensor]) -> torch.Tensor:
     """*tensors* as one vector, of floats of 32 bits at least."""
-    dtypes = [each.dtype for each in tensors]
-    dtype = functools.reduce(torch.promote_types, dtypes, torch.float32)
+    dtype = functools.reduce(torch.promote_types, [each.dtype for each in tensors], torch.float32)
     return torch.cat([each.reshape(-1).to(dtype) for each in tensors])
 
 

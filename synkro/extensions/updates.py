@@ -61,8 +61,7 @@ def _classic(
         given.apply_defaults()
         loss, params, rate, *constants = given.args
         timed = issubclass(rule, rules.adam)
-        called = given.arguments["name"]
-        return updates_by(rule, loss, params, rate, tuple(constants), timed, called)
+        return updates_by(rule, loss, params, rate, tuple(constants), timed, given.arguments["name"])
 
     updates.__name__ = updates.__qualname__ = name
     updates.__doc__ = f"{inspect.getdoc(rule)}\n\n{inspect.getdoc(updates)}"

@@ -385,8 +385,7 @@ def updates_by(
     for param in params:
         value = param.get_value(borrow=True)
         stop = start + value.size
-        part = change[start:stop].reshape(value.shape).astype(param.dtype)
-        updates.append((param, param + part))
+        updates.append((param, param + change[start:stop].reshape(value.shape).astype(param.dtype)))
         start = stop
     return [(gradient, flat)], updates, gradient
 

@@ -144,8 +144,7 @@ class Numbers:
         if key not in self._places:
             if self._segment is None or self._end + _PLACE > self._segment.nbytes:
                 self._segment, self._end = self._engine.allocate(_PLACES * _PLACE), 0
-            dtype = arrays.code_of(np.asarray(value).dtype)
-            region = Region(self._segment.number, self._end, (), dtype)
+            region = Region(self._segment.number, self._end, (), arrays.code_of(np.asarray(value).dtype))
             self._end += _PLACE
             placed = Placed(region, self._segment)
             self._places[key] = ReusableNumber(self._engine, placed, type(value))
@@ -287,8 +286,7 @@ class Arguments:
     def _elsewhere(self, bound: Bound, value: Shared | StoredData, called: str) -> Input:
         """What the workers have, or read from a file by themselves."""
         if isinstance(value, StoredData):
-            stored = value.input(self._engine, called)
-            return Input(bound.name, _by_rows(bound, stored, value.minibatch))
+            return Input(bound.name, _by_rows(bound, value.input(self._engine, called), value.minibatch))
         variable = self._variables.check(value, called)
         check_there(variable, called, self._world)
         check_whole(variable, called, self._world)

@@ -315,8 +315,7 @@ class Function(SentFunction, Generic[P, R]):
         assigned = self._bring(request.view) if news else ()
         if assigned:
             assert self._watch is not None
-            nothing = pickle.dumps(Release(), 5)
-            with self._objects.assigning(self._watch, assigned, nothing) as payload:
+            with self._objects.assigning(self._watch, assigned, pickle.dumps(Release(), 5)) as payload:
                 self._services.engine.perform(payload, ())
         return planned
 
@@ -345,8 +344,7 @@ class Function(SentFunction, Generic[P, R]):
         if not replacement.always:
             replacement.note_call()
             return self._ran(planned, on_tick, assigned, targets)
-        action = functools.partial(self._ran, planned, on_tick, assigned, targets)
-        return replacement.call(self, action)
+        return replacement.call(self, functools.partial(self._ran, planned, on_tick, assigned, targets))
 
     def _ran(
         self,
@@ -478,8 +476,7 @@ class Function(SentFunction, Generic[P, R]):
                     raise remembered(error, self._services, self, self._planner.again(plain))  # noqa: B904
                 put_back()
                 result: R = self.call_as(request)
-        modes = modes_of(request.output_subset, self.output_modes)
-        compare(self.name, modes, result, expected)
+        compare(self.name, modes_of(request.output_subset, self.output_modes), result, expected)
         return result
 
     def as_serial(self, *args: P.args, **kwargs: P.kwargs) -> Any:

@@ -114,8 +114,7 @@ def _placed_definition(
     with _compiling(services, graph):
         places = linked.place_of, rank_of, rank_of(target)
         placed = PlacedGraph(graph, replicas, *places, services.engine.size, services.engine.on_gpus)
-    changed = [replicas[variable] for variable, _ in graph.updates]
-    bridge = Bridge(linked, replicas.values(), changed)
+    bridge = Bridge(linked, replicas.values(), [replicas[variable] for variable, _ in graph.updates])
     return Definition(
         placed, [], None, graph.names, None, None, name, None, bridge, None, placed.assembly()
     )

@@ -92,8 +92,7 @@ class Failure:
                 if not pickle.loads(found):
                     _say(f"the failure did not come again: {name!r} has raised nothing on the rank.")
                 return None
-        scene = Reader(found, ()).load()
-        return run_here(scene, trace, name, self.rank, enter, changed)
+        return run_here(Reader(found, ()).load(), trace, name, self.rank, enter, changed)
 
     def _fetched(self, command: Replay) -> bytes:
         """Raises: UsageError for what cannot be copied."""
@@ -113,8 +112,7 @@ class Failure:
             values = self.services.objects.values(OUT_OF_BAND)
             stream, buffers, _ = values.pickled(self.item)
             item = pickle.dumps((stream, [*map(bytes, buffers)]), 5)
-        opens = self.services.engine.on_gpus
-        return Replay(plan, self.rank, item, began, opens)
+        return Replay(plan, self.rank, item, began, self.services.engine.on_gpus)
 
 
 def remembered(

@@ -124,8 +124,7 @@ def alone(
             stack.callback(os.close, wake)
             file = arena_file(board_bytes(1))
             stack.callback(os.close, file)
-        comm = ShmCommunicator(0, 1, file, [wake])
-        group = Group(comm, rng, where=where)
+        group = Group(ShmCommunicator(0, 1, file, [wake]), rng, where=where)
         group.begin(1, (0,), call)
         token = here.group.set(group)
         try:

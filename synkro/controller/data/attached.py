@@ -63,8 +63,7 @@ def attach(
     fd, nbytes = named.open_named(called, writable, any_owner)
     with undoing(os.close, fd):
         layout = layout_there(fd, nbytes, called, wanted, lengths, start)
-    access = Access.WRITE if writable else Access.READ
-    segment = engine.directory.opened(fd, nbytes, access, called)
+    segment = engine.directory.opened(fd, nbytes, Access.WRITE if writable else Access.READ, called)
     counted = writable and layout.counted
     memory = NamedOutgoing(engine, called, segment, layout.region(segment.number), counted)
     array = memory.array

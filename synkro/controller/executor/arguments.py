@@ -312,8 +312,7 @@ class _Seen:
     def place(self, array: Array) -> LentArray:
         """Where the copy of *array* is, for tasks that may write to it if the program may."""
         assert self.segment is not None
-        access = Access.COPY if array.flags.writeable else Access.READ
-        return _place(self.region, self.segment, access)
+        return _place(self.region, self.segment, Access.COPY if array.flags.writeable else Access.READ)
 
 
 class _KeptFunction(NamedTuple):

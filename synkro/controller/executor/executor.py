@@ -269,8 +269,7 @@ def _results(
         while futures:
             future = futures.popleft()
             try:
-                left = None if until is None else until - time.monotonic()
-                found = future.result(left)
+                found = future.result(None if until is None else until - time.monotonic())
             finally:
                 future.cancel()
             del future  # and what it holds

@@ -83,8 +83,7 @@ class Submitted(Item):
         trace = error.__cause__
         if isinstance(trace, RemoteTraceback) and trace.began and self._pickler is not None:
             task, name = (self.fn, self.args, self.kwargs), name_of(self.called)
-            rank = getattr(error, "rank", 0)
-            keep(trace, functools.partial(_again, self._pickler, task, name, rank))
+            keep(trace, functools.partial(_again, self._pickler, task, name, getattr(error, "rank", 0)))
 
     def __repr__(self) -> str:
         args = self.args if self.fn is self.called else self.args[1][0]  # of a chunk the first item

@@ -96,8 +96,7 @@ class Placement:
             yield f"Synkro attempting to use {workers} on {found}..."
             return
         found = counted(len({gpu.place for gpu in self._look().gpus}), "detected GPU")
-        used = len({gpu.place for gpu in self.gpus})
-        yield f"Synkro attempting to use {used} of {found}..."
+        yield f"Synkro attempting to use {len({gpu.place for gpu in self.gpus})} of {found}..."
         if self.preallocate is not None:
             for assignment in self.assignments:
                 assert assignment.gpu is not None

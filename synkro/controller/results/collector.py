@@ -67,8 +67,7 @@ class Integers:
 
 def _is_integer(leaf: Leaf) -> bool:
     """Whether *leaf* is one integer, of Python's or NumPy's."""
-    integer = leaf.dtype == INTEGER
-    return integer or (np.dtype(leaf.dtype).kind in "iu" and leaf.pieces[0].shape == ())
+    return leaf.dtype == INTEGER or (np.dtype(leaf.dtype).kind in "iu" and leaf.pieces[0].shape == ())
 
 
 def _native(leaf: Leaf) -> np.dtype[Any]:
@@ -303,8 +302,7 @@ class Collection:
                 continue
             assert self._load is not None
             head = array.tobytes()
-            count = int.from_bytes(head[:HEAD], "little")
-            buffers = [next(remaining) for _ in range(count)]
+            buffers = [next(remaining) for _ in range(int.from_bytes(head[:HEAD], "little"))]
             try:
                 yield self._load(head[HEAD:], buffers)
             except MemoryError:

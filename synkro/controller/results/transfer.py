@@ -51,8 +51,7 @@ class Outputs:
     def in_outbox(self, rank: int, piece: Piece) -> Array:
         """A piece that *rank* has left in its outbox."""
         assert piece.offset is not None
-        memory = self.outbox[rank]
-        view: Array = np.ndarray(piece.shape, piece.dtype, buffer=memory, offset=piece.offset)
+        view: Array = np.ndarray(piece.shape, piece.dtype, buffer=self.outbox[rank], offset=piece.offset)
         return view
 
     def stage(self, where: int, nbytes: int) -> Segment:

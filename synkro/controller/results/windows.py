@@ -37,8 +37,7 @@ class Bytes(NamedTuple):
 
     def overlap(self, other: Bytes) -> bool:
         """Whether *other* has some of the same bytes."""
-        same = self[:2] == other[:2]
-        return same and self.start < other.stop and other.start < self.stop
+        return self[:2] == other[:2] and self.start < other.stop and other.start < self.stop
 
 
 class Windows:

@@ -136,8 +136,7 @@ class Deaths:
         is_late = rank in self._late
         self._late.discard(rank)
         first, ticket = self._queue.left_by(rank)
-        running = number if phase == Phase.TASK else None
-        died_of_it = self._feed.take_back(first, ticket, running)
+        died_of_it = self._feed.take_back(first, ticket, number if phase == Phase.TASK else None)
         if phase == Phase.LEAVING:
             return None
         if self._wished.ends_by_death and not is_late:
@@ -153,8 +152,7 @@ class Deaths:
         return Fatal(ticket.slot, number, lambda where: self._died(ended, where))
 
     def _died(self, ended: ProcessEnd, where: str) -> WorkerDied:
-        at = f"in {self.called}{where}, "
-        died = self._engine.workers.pool.died(ended, at, _REPLACED)
+        died = self._engine.workers.pool.died(ended, f"in {self.called}{where}, ", _REPLACED)
         died.args = (str(died).partition(_REPLACED)[0] + _REPLACED,)  # its ``stderr`` has the rest
         return died
 

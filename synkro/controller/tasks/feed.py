@@ -202,8 +202,7 @@ class Feed:
     def recover(self) -> None:
         """Nobody holds anything: let workers have all items that have no result."""
         for batch in self._batches.values():
-            back = [range(*part) for of, *part in self._back if of is batch]
-            there = set[int]().union(*back)
+            there = set[int]().union(*[range(*part) for of, *part in self._back if of is batch])
             self._back += batch.parts([n for n in batch.pending() if n - batch.first not in there])
         self._back.sort(key=lambda part: part[0].first + part[1])
 

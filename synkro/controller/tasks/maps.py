@@ -83,8 +83,7 @@ class TaskFunction(SentFunction):
         if isinstance(item[0], Item):
             item[0].remember(error)
         elif isinstance(error, WorkerError):
-            planned = functools.partial(self.planned, common)
-            remembered(error, self._services, self, planned, item)
+            remembered(error, self._services, self, functools.partial(self.planned, common), item)
 
     def command(
         self,
@@ -239,8 +238,7 @@ class Maps:
             return self._make(order, fn, iterables, common, wishes)
         except BaseException as error:
             if isinstance(error, SynkroError | KeyboardInterrupt) and not isinstance(error, UsageError):
-                count = range(_length(iterables) or 0)
-                vars(error).update(results=[], finished=[], pending=[*count])
+                vars(error).update(results=[], finished=[], pending=[*range(_length(iterables) or 0)])
             raise
 
     def _make(
@@ -291,8 +289,7 @@ class Maps:
         feed = Feed(name, *reading, queue, values, engine, checkpoint, source)
         collected = Collected(order, checkpoint)
         read_block, host_of = engine.channel.read_block, engine.host_of
-        remember = functools.partial(function.remember, given)
-        parts = objects.load, read_block, host_of, remember
+        parts = objects.load, read_block, host_of, functools.partial(function.remember, given)
         outcomes = Outcomes(queue, feed, collected, wished, *parts)
         replacement = self._services.replacement
         forget = functools.partial(self._services.variables.forget_map, work.number)

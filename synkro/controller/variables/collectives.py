@@ -283,8 +283,7 @@ class Collectives:
         """
         lane = self._lane(targets)
         survey = Survey(ranks or lane.ranks, lane.ranks, checked_bool(nccl, "nccl"))
-        numbers = tuple(target.number for target in targets)
-        command = Read(numbers, survey.participants, mode, raised)
+        command = Read(tuple(target.number for target in targets), survey.participants, mode, raised)
         replies = dict(zip(lane.ranks, self._engine.run(command, lane=lane), strict=True))
         modes = (mode,) * len(targets)
         collection = Collection(self._outputs, "get_value", modes, survey, replies, self._keep_outputs)
