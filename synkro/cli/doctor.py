@@ -74,15 +74,14 @@ def shared_memory(nbytes: int) -> Finding:
         Segment.create(0, nbytes).close()
     except SharedMemoryError as error:
         return Finding(name, "failure", str(error), _MORE_MEMORY)
-    free = shm_free()
+    free, wanted = shm_free(), f"{readable_bytes(nbytes)} can be had"
     if free >= nbytes:
-        return Finding(name, "ok", f"{readable_bytes(nbytes)} can be had in {SHM_FOLDER}")
-    return Finding(
-        name,
-        "warning",
-        f"{readable_bytes(nbytes)} can be had, but {SHM_FOLDER} has {readable_bytes(free)} free",
-        "Nothing to do: anonymous files serve instead. In a container, --shm-size=8g makes it larger.",
+        return Finding(name, "ok", f"{wanted} in {SHM_FOLDER}")
+    remedy = (
+        "Nothing to do: anonymous files serve instead. In a container, --shm-size=8g makes it larger."
     )
+    says = f"{wanted}, but {SHM_FOLDER} has {readable_bytes(free)} free"
+    return Finding(name, "warning", says, remedy)
 
 
 def names() -> Finding:
@@ -97,14 +96,10 @@ def open_files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft >= _DESCRIPTORS or soft == resource.RLIM_INFINITY:
         return Finding(name, "ok", f"{soft}")
-    return Finding(
-        name,
-        "warning",
-        f"{soft}, and each Data and each worker takes some",
-        f"ulimit -n {_DESCRIPTORS}, before the program."
-        if hard < 0 or hard >= _DESCRIPTORS
-        else f"Raise the hard limit, {hard}, to {_DESCRIPTORS} (limits.conf; docker run --ulimit).",
-    )
+    remedy = f"ulimit -n {_DESCRIPTORS}, before the program."
+    if 0 <= hard < _DESCRIPTORS:
+        remedy = f"Raise the hard limit, {hard}, to {_DESCRIPTORS} (limits.conf; docker run --ulimit)."
+    return Finding(name, "warning", f"{soft}, and each Data and each worker takes some", remedy)
 
 
 def _first_line(error: BaseException) -> str:
@@ -154,11 +149,9 @@ def clocks(session: Session) -> Finding:
     if apart <= 0:
         took = f"a call takes {np.median(lengths) * 1e6:.0f} us"
         return Finding("clocks", "ok", f"all processes read the same one; {took}")
+    remedy = "Traces will be off by as much: use the machine's own clock source, not a virtual one."
     return Finding(
-        "clocks",
-        "warning",
-        f"the workers' clocks are up to {apart * 1e6:.0f} us off",
-        "Traces will be off by as much: use the machine's own clock source, not a virtual one.",
+        "clocks", "warning", f"the workers' clocks are up to {apart * 1e6:.0f} us off", remedy
     )
 
 
@@ -170,12 +163,9 @@ def threads(session: Session) -> Finding:
     workers = counted(session.n_parallel, "worker")
     if most * session.n_parallel <= max(cores, session.n_parallel):
         return Finding(name, "ok", f"{workers} with {most} each on {counted(cores, 'core')}")
-    return Finding(
-        name,
-        "warning",
-        f"{workers}: each may start {counted(most, 'thread')}, on {counted(cores, 'core')}",
-        "Unset OMP_NUM_THREADS and its like, or fork(threads_per_worker=…).",
-    )
+    says = f"{workers}: each may start {counted(most, 'thread')}, on {counted(cores, 'core')}"
+    remedy = "Unset OMP_NUM_THREADS and its like, or fork(threads_per_worker=…)."
+    return Finding(name, "warning", says, remedy)
 
 
 def _thread_caps() -> int:
@@ -197,12 +187,8 @@ def reduction(session: Session) -> Finding:
     copying = _copying_speed()
     if speed >= _SLOWEST * copying or session.n_parallel > available_cores():
         return Finding(name, "ok", f"{says}; one core copies {copying / 1e9:.2g} GB/s")
-    return Finding(
-        name,
-        "warning",
-        f"{says}, while one core copies {copying / 1e9:.2g} GB/s",
-        "Look for other programs on the cores (top), and for a CPU quota of the container.",
-    )
+    remedy = "Look for other programs on the cores (top), and for a CPU quota of the container."
+    return Finding(name, "warning", f"{says}, while one core copies {copying / 1e9:.2g} GB/s", remedy)
 
 
 def _reducing_speed(session: Session) -> float:
@@ -239,12 +225,10 @@ def peer_access(count: int) -> Finding:
     apart = [f"{i}-{j}" for i, j in combinations(range(count), 2) if not table[i, j]]
     if not apart:
         return Finding(name, "ok", f"all {count} reach each other's memory")
-    return Finding(
-        name,
-        "warning",
-        f"none between {', '.join(apart)}",
-        "NCCL goes through host memory there: in a virtual machine or container, ask for peer-to-peer.",
+    remedy = (
+        "NCCL goes through host memory there: in a virtual machine or container, ask for peer-to-peer."
     )
+    return Finding(name, "warning", f"none between {', '.join(apart)}", remedy)
 
 
 def device_memory(count: int, reason: str) -> Finding:
@@ -277,11 +261,8 @@ def pairs(count: int) -> Finding:
             with Session(devices=devices, verbose=False, timeout=120) as session:
                 speeds.append(_reducing_speed(session))
         except SynkroError as error:
-            return Finding(
-                name,
-                "failure",
-                f"{' and '.join(devices)}: {_first_line(error)}",
-                "NCCL_DEBUG=INFO says more; NCCL_P2P_DISABLE=1 goes through host memory instead.",
-            )
+            says = f"{' and '.join(devices)}: {_first_line(error)}"
+            remedy = "NCCL_DEBUG=INFO says more; NCCL_P2P_DISABLE=1 goes through host memory instead."
+            return Finding(name, "failure", says, remedy)
     slowest = min(speeds) / 1e9
     return Finding(name, "ok", f"all {len(speeds)} work; the slowest reduces {slowest:.3g} GB/s")

@@ -75,12 +75,9 @@ def _gpus(launch: MpiHosts) -> Finding:
         else:
             said.append(f"{host} has none: {each.reason}")
             without.append(host)
-    return _judged(
-        name,
-        0 < len(without) < len(seen),
-        "; ".join(said),
-        f"Where nobody asks for GPUs, all compute on CPUs: mend {', '.join(without)}, or leave it out.",
-    )
+    mend = f"mend {', '.join(without)}, or leave it out."
+    remedy = f"Where nobody asks for GPUs, all compute on CPUs: {mend}"
+    return _judged(name, 0 < len(without) < len(seen), "; ".join(said), remedy)
 
 
 def _ports(launch: MpiHosts) -> Finding:
@@ -90,12 +87,8 @@ def _ports(launch: MpiHosts) -> Finding:
         with contextlib.suppress(TimeoutError):
             launch.ask(Reach(one, other))
             continue
-        return Finding(
-            name,
-            "failure",
-            f"{launch.hosts[one]} does not reach {launch.hosts[other]}",
-            "Open the ports between them, in the firewall of both.",
-        )
+        says = f"{launch.hosts[one]} does not reach {launch.hosts[other]}"
+        return Finding(name, "failure", says, "Open the ports between them, in the firewall of both.")
     return Finding(
         name, "ok", "every host reaches every other; MPI's are open to all: trusted networks only"
     )
@@ -108,28 +101,16 @@ def _between(first: str, distances: dict[str, Distance], path: str) -> Iterator[
     yield _judged("latency", far, f"from {first} {', '.join(took)}", "Put the hosts into one network.")
     narrow = any(each.bandwidth < _NARROW for each in distances.values())
     width = [f"to {host} {each.bandwidth / 1e9:.2g} GB/s" for host, each in distances.items()]
-    yield _judged(
-        "bandwidth",
-        narrow,
-        f"from {first} {', '.join(width)}",
-        "Rows will travel slowly: use a faster network, or load them on each host.",
-    )
+    remedy = "Rows will travel slowly: use a faster network, or load them on each host."
+    yield _judged("bandwidth", narrow, f"from {first} {', '.join(width)}", remedy)
     apart = any(abs(each.ahead) > _APART for each in distances.values())
-    yield _judged(
-        "clocks",
-        apart,
-        "; ".join(
-            f"{h} is {1e3 * each.ahead:+.2g} ms ahead of {first}" for h, each in distances.items()
-        ),
-        "Let chrony or ntpd set them: else the logs of hosts cannot be compared.",
-    )
+    ahead = [f"{h} is {1e3 * each.ahead:+.2g} ms ahead of {first}" for h, each in distances.items()]
+    remedy = "Let chrony or ntpd set them: else the logs of hosts cannot be compared."
+    yield _judged("clocks", apart, "; ".join(ahead), remedy)
     without = [host for host, each in distances.items() if not each.sees]
-    yield _judged(
-        "shared file system",
-        bool(without),
-        f"{', '.join(without)} sees no {path}" if without else f"all see {os.path.dirname(path)}",
-        "Files have to be copied there, or read here.",
-    )
+    says = f"{', '.join(without)} sees no {path}" if without else f"all see {os.path.dirname(path)}"
+    remedy = "Files have to be copied there, or read here."
+    yield _judged("shared file system", bool(without), says, remedy)
 
 
 def _judged(check: str, wrong: bool, says: str, remedy: str) -> Finding:
