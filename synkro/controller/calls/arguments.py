@@ -129,29 +129,6 @@ class ReusableNumber(Reusable):
         return self.placed.region
 
 
-class Numbers:
-    """The broadcast numbers of one function's calls, side by side in shared memory."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._places: dict[tuple[int, type], ReusableNumber] = {}
-        self._segment: Segment | None = None
-        self._end = 0  # of what is taken of the segment
-
-    def put(self, index: int, value: Any) -> ReusableNumber:
-        """Copy *value* to the place of numbers of its type in argument number *index*."""
-        key = index, type(value)
-        if key not in self._places:
-            if self._segment is None or self._end + _PLACE > self._segment.nbytes:
-                self._segment, self._end = self._engine.allocate(_PLACES * _PLACE), 0
-            region = Region(self._segment.number, self._end, (), arrays.code_of(np.asarray(value).dtype))
-            self._end += _PLACE
-            placed = Placed(region, self._segment)
-            self._places[key] = ReusableNumber(self._engine, placed, type(value))
-        self._places[key].region(value)
-        return self._places[key]
-
-
 _DATA = Reusable()
 
 
@@ -168,7 +145,9 @@ class Arguments:
         self._buffers: dict[int, Outgoing] = {}  # by the argument's number
         self._pickles: dict[int, Outgoing] = {}  # of what is no array, by the argument's number
         self._items_of: dict[int, Outgoing] = {}  # of lists, by the argument's number
-        self._numbers = Numbers(engine)
+        self._numbers: dict[tuple[int, type], ReusableNumber] = {}  # by their arguments, and their types
+        self._segment: Segment | None = None  # of numbers, side by side
+        self._end = 0  # of what is taken of the segment
         self._files: dict[int, tuple[Any, Data]] = {}
         self._stored: dict[int, tuple[weakref.ref[Any], StoredData]] = {}
         self.copied: bool = False  # whether the last call copied something that ``again`` would take
@@ -294,8 +273,19 @@ class Arguments:
         return Input(bound.name, held(variable.number), variable=variable)
 
     def _number(self, index: int, bound: Bound, value: Any) -> Input:
-        """A number that every rank gets as it is: by shared memory, so that a new one needs no plan."""
-        number = self._numbers.put(index, value)
+        """A number that every rank gets as it is: by shared memory, so that a new one needs no plan.
+
+        It lies where the last number of its type has lain in this argument.
+        """
+        key = index, type(value)
+        if key not in self._numbers:
+            if self._segment is None or self._end + _PLACE > self._segment.nbytes:
+                self._segment, self._end = self._engine.allocate(_PLACES * _PLACE), 0
+            region = Region(self._segment.number, self._end, (), arrays.code_of(np.asarray(value).dtype))
+            self._end += _PLACE
+            self._numbers[key] = ReusableNumber(self._engine, Placed(region, self._segment), type(value))
+        number = self._numbers[key]
+        number.region(value)
         argument = plans.Number(number.placed.region, not isinstance(value, np.generic))
         return Input(bound.name, argument, number.placed, reusable=number)
 
