@@ -227,8 +227,7 @@ class Maps:
 
     def serve(self, fn: Callable[[Any], Any], source: ItemSource, wishes: Wishes) -> Map:
         """A map of *fn* over items that come while it goes on; their pickles are the source's."""
-        run, _ = self._make(ResultOrder.ANY, fn, (source,), None, wishes, source)
-        return run
+        return self._make(ResultOrder.ANY, fn, (source,), None, wishes, source)[0]
 
     def _made(
         self, order: ResultOrder, fn: Any, iterables: tuple[Any, ...], common: Any, wishes: Wishes

@@ -100,10 +100,6 @@ class Label:
         ]
         return _short(", ".join(parts), _LETTERS)
 
-    def and_then(self, later: Label) -> Label:
-        """One label for the calls of this one and of a *later* one."""
-        return Label(self.names + later.names, self.start, later.stop)
-
 
 def arranged(
     calls: Iterable[tuple[str, int, int]], scale: float, width: Callable[[str], float]
@@ -130,7 +126,8 @@ def arranged(
             crowded = row > _ROWS or max(len(label.names), len(done[-1].names)) > 1
             if several and not crowded:
                 break
-            label = label.and_then(done.pop())
+            later = done.pop()  # which shares the label
+            label = Label(label.names + later.names, label.start, later.stop)
         done.append(replace(label, row=row))
     return done
 

@@ -131,8 +131,7 @@ class Collectives:
     def get_value(self, rank: int, shared_vars: Any) -> Any:
         """The replica of one *rank*: an array, or a list of them for several variables."""
         targets, single = self._checked(shared_vars)
-        place = self._place(rank, targets)
-        return _one_or_all(self.fetch(targets, (place,)), single)
+        return _one_or_all(self.fetch(targets, (self._place(rank, targets),)), single)
 
     @in_turn
     def gather(self, shared_vars: Any, nd_up: int = 1, nccl: bool = True) -> Any:

@@ -182,11 +182,6 @@ class Linked:
             self._handed_out[theirs] = theirs.get_value(borrow=True)
 
 
-def is_stream(theirs: Any) -> bool:
-    """Whether a shared variable of PyTensor's is a random stream."""
-    return isinstance(theirs.get_value(borrow=True), np.random.Generator)
-
-
 @dataclass(frozen=True)
 class Bridge:
     """A block whose calls use variables, and change some: PyTensor's go to the workers and come back.

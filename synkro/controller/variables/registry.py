@@ -23,7 +23,7 @@ from ..engine.engine import Engine
 from ..placement.targets import Targets
 from ..results.transfer import Outputs
 from .collectives import Collectives
-from .mirror import Bridge, Linked, is_stream
+from .mirror import Bridge, Linked
 from .shared import Kept, Shared, check_once, check_rows
 
 
@@ -213,7 +213,7 @@ class Variables:
         Raises: InvalidType for what is no variable, InvalidValue for a variable of another session.
         """
         if is_graph_shared(variable):
-            if is_stream(variable):
+            if isinstance(variable.get_value(borrow=True), np.random.Generator):
                 raise InvalidType(
                     f"{called} takes variables that hold arrays; {variable} is a random stream, of "
                     f"which each rank has a part of its own."
