@@ -17,6 +17,7 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 
 from ... import here
 from ...errors import InvalidType, InvalidValue, SessionClosed, counted, shortened
+from ...memory.segment import undoing
 from ...packing.futures import chunk
 from ...values.arrays import checked_int
 from ..session import Session
@@ -103,11 +104,8 @@ class Executor(concurrent.futures.Executor):
         )
         self._max_workers = session.n_parallel
         prepare = None if initializer is None else (initializer, tuple(initargs))
-        try:
+        with undoing(session.close):
             self._pool = TaskPool(session, wishes, prepare, self._writes_to_files)
-        except BaseException:
-            session.close()
-            raise
         weakref.finalize(self, self._pool.close).atexit = False
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:

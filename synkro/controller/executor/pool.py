@@ -166,9 +166,9 @@ class TaskPool(ItemSource):
         self._process = os.getpid()
         self._settings = settings.changing()  # those of the last task
         self._changed: tuple[int, bytes] | None = None  # how often they have changed, and what they are
-        first = None if prepare is None else self.arguments.pickled(prepare, often=True)
-        self._first = first  # and what it holds
-        self._map = session.maps.serve(Runner(self.arguments.key, first), self, wishes)
+        # the initializer, and what it holds
+        self._first = None if prepare is None else self.arguments.pickled(prepare, often=True)
+        self._map = session.maps.serve(Runner(self.arguments.key, self._first), self, wishes)
         self.thread: threading.Thread = threading.Thread(
             target=self._serve, name="synkro-executor", daemon=True
         )
