@@ -237,9 +237,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
     def _ready(self, start: Start, seconds: float, began: float) -> list[Any]:
         """The workers' answers to *start*, for which hosts leave what they have not taken of *seconds*
         since they *began*."""
-        left = seconds
-        if self._engine.has_hosts:
-            left = max(0.1, seconds - (time.monotonic() - began))
+        left = max(0.1, seconds - (time.monotonic() - began)) if self._engine.has_hosts else seconds
         try:
             return self._engine.run(start, timeout=left)
         except CallTimeout as late:

@@ -73,14 +73,9 @@ def compare(name: str, modes: Any, result: Any, plain: Any) -> None:
             f"check() of the function {name!r}: the call returns {describe(tree)}, the plain function "
             f"{describe(shape)}."
         )
-    problems = [
-        problem
-        for path, mode, got, want in zip(
-            leaf_paths(tree), leaf_modes(modes, tree), leaves, expected, strict=True
-        )
-        if (problem := _difference(name, path, mode, _array(got), _array(want)))
-    ]
-    if problems:
+    columns = leaf_paths(tree), leaf_modes(modes, tree), map(_array, leaves), map(_array, expected)
+    outputs = zip(*columns, strict=True)
+    if problems := [problem for each in outputs if (problem := _difference(name, *each))]:
         raise OutputError(max(problems)[1])
 
 

@@ -67,12 +67,9 @@ def graph_definition(
     _check_used(sliceable_shareds, graph.shared, graph.name)
     compiled = compiled_graph(services, graph)
     updated = [(linked.shared(theirs), op) for theirs, op in graph.updates]
-    bridge = Bridge(
-        linked,
-        dict.fromkeys((*compiled.variables, *used)),
-        (*(variable for variable, _ in updated), *changed),
-        functools.partial(linked.hand_out, compiled.streams),
-    )
+    read, written = (*compiled.variables, *used), (*(variable for variable, _ in updated), *changed)
+    hand_out = functools.partial(linked.hand_out, compiled.streams)
+    bridge = Bridge(linked, dict.fromkeys(read), written, hand_out)
     scattered, whole = graph.names[: graph.scattered], graph.names[graph.scattered :]
     return Definition(
         compiled, scattered, graph.modes, whole, updated, sliceable_shareds, name, finish, bridge

@@ -197,9 +197,6 @@ def _together(rooms: Sequence[Room]) -> Visible:
     beside = zip(rooms, seen, strict=True)
     reasons = (f"on {room.name} {each.reason}" for room, each in beside if not each.gpus)
     first = next((each for each in seen if each.gpus), seen[0])
-    return replace(
-        first,
-        gpus=tuple(gpu for each in seen for gpu in each.gpus),
-        reason=next(reasons, ""),
-        installed=any(each.installed for each in seen),
-    )
+    gpus = tuple(gpu for each in seen for gpu in each.gpus)
+    installed = any(each.installed for each in seen)
+    return replace(first, gpus=gpus, reason=next(reasons, ""), installed=installed)

@@ -342,9 +342,7 @@ def _opened(out: Any, engine: Engine, windows: Windows, world: tuple[int, ...]) 
     kind = "array" if mapped_below(out) is None else "memory-mapped array"
     called = with_article(kind)
     if not out.flags.writeable:
-        cure = "give one that can be written"
-        if kind != "array":
-            cure = 'open the file with mode="r+"'
+        cure = "give one that can be written" if kind == "array" else 'open the file with mode="r+"'
         raise InvalidValue(f"out= has {called} of shape {out.shape} that is read-only: {cure}.")
     if _may_overlap_itself(out):
         raise InvalidValue(
