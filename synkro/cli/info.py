@@ -19,18 +19,8 @@ from ..memory.keeper import SHM_FOLDER
 
 _NEEDED = ("numpy", "cloudpickle")
 _EXTRAS = (
-    "posix_ipc",
-    "cupy",
-    "pytensor",
-    "jax",
-    "torch",
-    "numba",
-    "mpi4py",
-    "h5py",
-    "zarr",
-    "ml_dtypes",
-    "matplotlib",
-    "tqdm",
+    *("posix_ipc", "cupy", "pytensor", "jax", "torch", "numba", "mpi4py", "h5py", "zarr", "ml_dtypes"),
+    *("matplotlib", "tqdm"),
 )
 _PATIENCE = 60.0  # seconds that an import may take
 

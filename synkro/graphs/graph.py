@@ -46,14 +46,6 @@ class InputType(NamedTuple):
     downcast: bool
 
 
-class Place(NamedTuple):
-    """An input of a graph: its variable, its name, and whether casts may lose digits (None: unsaid)."""
-
-    variable: Any
-    name: Any
-    downcast: bool | None
-
-
 Update = tuple[Any, Any, str]  # a shared variable, its new value, and its operation
 
 _OUTPUT = (GraphVariable, pytensor.Out)  # what an output of a graph may be given as
@@ -90,11 +82,11 @@ class Graph:
         self.options: Final = dict(options or {})
         scattered, broadcast = _listed(inputs), _listed(bcast_inputs)
         places = [self._place(given) for given in (*scattered, *broadcast)]
-        self.inputs: Final = [place.variable for place in places]
+        self.inputs: Final = [variable for variable, _, _ in places]
         self.scattered: Final = len(scattered)
         self._check_inputs()
-        self.names: Final = _names([place.name for place in places])
-        self.downcast: Final = [place.downcast for place in places]
+        self.names: Final = _names([own for _, own, _ in places])
+        self.downcast: Final = [downcast for _, _, downcast in places]
         pairs, single = _outputs(outputs)
         self.single: bool = single
         for variable, _ in pairs:
@@ -150,10 +142,11 @@ class Graph:
                     made.append((variable, variable.type.filter_variable(new), "mean"))
         return made
 
-    def _place(self, given: Any) -> Place:
-        """An input of the graph: a variable, or an ``In``.  Raises: NotAvailable."""
+    def _place(self, given: Any) -> tuple[Any, Any, bool | None]:
+        """A variable, or an ``In``, as an input of the graph: the variable, its name, and whether casts
+        may lose digits, or None where that is not said.  Raises: NotAvailable."""
         if not isinstance(given, pytensor.In):
-            return Place(given, getattr(given, "name", None), None)
+            return given, getattr(given, "name", None), None
         for option, usual in {"update": None, "implicit": False, "shared": False}.items():
             if getattr(given, option) is not usual:
                 called = given.name or given.variable
@@ -161,7 +154,7 @@ class Graph:
                     f"the function {self.name!r} has In({called}, {option}=…): use a shared variable, "
                     f"and updates=."
                 )
-        return Place(given.variable, given.name, given.allow_downcast)
+        return given.variable, given.name, given.allow_downcast
 
     def _check_inputs(self) -> None:
         for position, variable in enumerate(self.inputs):
