@@ -119,9 +119,8 @@ class Outcomes:
         kind, parts, by_us = run.pickles
         if kind == FAILED:
             rank, failed = pickle.loads(parts[0])
-            host_of = self._host_of
             return self._failed(
-                run.slot, run.first, lambda where: worker_error([failed], [rank], host_of, where)
+                run.slot, run.first, lambda where: worker_error([failed], [rank], self._host_of, where)
             )
         found: list[Any] = []
         streams, buffers = (parts[:1], parts[1:]) if kind == ALONE else (parts, ())

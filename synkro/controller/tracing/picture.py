@@ -202,9 +202,8 @@ def _drawn(
     axes.tick_params(axis="x", labelsize=9)
     axes.set_xlabel(unit, fontsize=9)
     figure.text(_LEFT / _WIDTH, 1 - 0.12 / whole, title, fontsize=10, va="top")
-    handles = [Patch(label=what, **_style(what)) for what in entries]
     figure.legend(
-        handles=handles,
+        handles=[Patch(label=what, **_style(what)) for what in entries],
         loc="lower left",
         bbox_to_anchor=(_LEFT / _WIDTH, 0.08 / whole),
         borderaxespad=0,
