@@ -108,9 +108,6 @@ class Engine:
         size: the number of workers.
         on_gpus: whether they compute on GPUs.
         has_hosts: whether some are on other hosts.
-        nearby: those on this host.
-        host_of: returns the name of a rank's host; empty if there is one host.
-        host_number: returns its number.
         state: what can be done.
         lock: held during a call; a call of several commands holds it around all of them.
         turns: of the operations on some ranks.  One on all of them has to ``wait_for_all`` first.
@@ -144,9 +141,6 @@ class Engine:
         self.size: Final = len(environments)
         self.on_gpus = on_gpus
         self.has_hosts: Final = len(pool.hosts) > 1
-        self.nearby: Final = pool.ranks
-        self.host_of: Final = pool.host_of
-        self.host_number: Final = pool.host_number
         self.lock: Any = threading.RLock()
         self.turns: Turns = Turns(self.lock, self.size, timeout)
         self.verbose: Final = verbose

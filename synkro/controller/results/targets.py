@@ -145,7 +145,7 @@ class InStore(Target):
         return isinstance(other, InStore) and os.path.samefile(self._array.folder, other._array.folder)
 
     def receive(self, placed: Placed, engine: Engine, lane: Lane) -> None:
-        writers = [rank for rank in lane.ranks if rank in engine.nearby]
+        writers = [rank for rank in lane.ranks if rank in engine.workers.pool.ranks]
         shares = dict(zip(writers, self._array.shares(len(writers)), strict=True))
         spans = tuple(shares.get(rank, (0, 0)) for rank in range(engine.size))
         command = Export(self._array.store, self._array.path, self._array.layout, placed.region, spans)
@@ -332,7 +332,7 @@ def _opened(out: Any, engine: Engine, windows: Windows, world: tuple[int, ...]) 
         return _of_data(out, engine, windows)
     if not isinstance(out, np.ndarray):
         array = chunked(out)
-        if not any(rank in engine.nearby for rank in world):
+        if not any(rank in engine.workers.pool.ranks for rank in world):
             raise NotAvailable(
                 f"{array} is written by workers of this host, and the function runs on others only: "
                 f"take the result, and then array[...] = result."

@@ -148,7 +148,7 @@ class Transfer:
             linked = self._home.linked and self._nccl
             if not linked or carrier(operation, np.dtype(first.dtype)) is None:
                 for rank, number, piece in output.pieces:
-                    host = self._home.engine.host_number(rank)
+                    host = self._home.engine.workers.pool.host_number(rank)
                     first_there = host not in hosts  # it stores where all is reduced
                     source = target if first_there else self._reserve(rank, piece.shape, piece.dtype)
                     hosts.add(host)

@@ -313,7 +313,9 @@ class Map:
             ranks = self._engine.everyone.ranks
             item = first_failure(replies, ranks)[1].item
             where = "" if item is None else f" at {self._outcomes.called(item)}"
-            self._outcomes.fail(item, worker_error(replies, ranks, self._engine.host_of, where))
+            self._outcomes.fail(
+                item, worker_error(replies, ranks, self._engine.workers.pool.host_of, where)
+            )
         if self._outcomes.failure is not None:  # what comes before it is wanted, if it is read in order
             self._pending = self._pending or self._feed.pending()
             self._feed.end_before(

@@ -287,7 +287,7 @@ class Maps:
         reading = iterators, length, instant or source is not None, at_once, wished.together
         feed = Feed(name, *reading, queue, values, engine, checkpoint, source)
         collected = Collected(order, checkpoint)
-        read_block, host_of = engine.channel.read_block, engine.host_of
+        read_block, host_of = engine.channel.read_block, engine.workers.pool.host_of
         parts = objects.load, read_block, host_of, functools.partial(function.remember, given)
         outcomes = Outcomes(queue, feed, collected, wished, *parts)
         replacement = self._services.replacement
