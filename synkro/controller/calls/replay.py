@@ -65,7 +65,10 @@ class Failure:
 
     def again(self, trace: RemoteTraceback, enter: Enter | None) -> Any:
         """Run the function once more, here, or, on GPUs, on the rank; *trace* is that of the failure,
-        which is not kept in here, as it keeps this.  *enter* is as in ``run_here``."""
+        which is not kept in here, as it keeps this.  *enter* is as in ``run_here``.
+
+        Raises: UsageError in a closed session, and for what cannot be copied; as ``run_here``.
+        """
         engine, name = self.services.engine, self.function.name
         with engine.lock:
             try:
@@ -82,7 +85,14 @@ class Failure:
             command = self._command(planned.plan, trace.began)
             handover, changed = self.services.objects.handover, list[str]()
             if not engine.on_gpus:
-                found = self._fetched(command)
+                try:
+                    found: bytes = engine.run(command)[self.rank].pickle
+                except WorkerError as error:
+                    raise UsageError(
+                        f"what the function {name!r} has on rank {self.rank} cannot be copied: "
+                        f"{cut(str(error))} Write breakpoint() into the function instead: the debugger "
+                        f"opens there."
+                    ) from error
                 with contextlib.suppress(WorkerError, UsageError):  # it holds what cannot be compared
                     changed = handover.changed_on(self.rank, self.function.roots)
             else:
@@ -93,18 +103,6 @@ class Failure:
                     _say(f"the failure did not come again: {name!r} has raised nothing on the rank.")
                 return None
         return run_here(Reader(found, ()).load(), trace, name, self.rank, enter, changed)
-
-    def _fetched(self, command: Replay) -> bytes:
-        """Raises: UsageError for what cannot be copied."""
-        try:
-            found: bytes = self.services.engine.run(command)[self.rank].pickle
-        except WorkerError as error:
-            raise UsageError(
-                f"what the function {self.function.name!r} has on rank {self.rank} cannot be copied: "
-                f"{cut(str(error))} Write breakpoint() into the function instead: the debugger opens "
-                f"there."
-            ) from error
-        return found
 
     def _command(self, plan: CallPlan, began: bytes) -> Replay:
         item = None
