@@ -71,8 +71,7 @@ def _module_at(filename: str, line: int, frame: FrameType | None) -> str | None:
     """The name of the module whose code stands there now: that of *frame*, or of a caller of it."""
     while frame is not None:
         if frame.f_lineno == line and frame.f_code.co_filename == filename:
-            name: str | None = frame.f_globals.get("__name__")
-            return name
+            return frame.f_globals.get("__name__")
         frame = frame.f_back
     return None
 
