@@ -246,12 +246,8 @@ class _ForWorkers(Stream):
             return self._compiled(obj)
         if isinstance(obj, functools._lru_cache_wrapper):
             return with_cache(obj)
-        if (reduced := without_lock(obj)) is not None:
+        if (reduced := without_lock(obj) or with_values(obj)) is not None:
             return reduced
-        if type(obj) is ContextVar:
-            return ContextVar, (obj.name,), kinds.CONTEXT.look(obj), None, None, put_context
-        if type(obj) is threading.local:
-            return threading.local, (), kinds.INSTANCE.look(obj), None, None, complete
         if isinstance(obj, np.finfo):
             return np.finfo, (obj.dtype,)
         if (reduced := by_value(obj)) is not None:
@@ -277,15 +273,7 @@ class _ForWorkers(Stream):
         if module is None and str(cls.__module__).partition(".")[0] in sys.modules:
             with contextlib.suppress(ImportError):  # of a part that its package imports when it is used
                 module = importlib.import_module(cls.__module__)
-        own = cls.__module__ != "__main__" and module is not None and is_own(module)
-        register = own and cls.__module__ not in cloudpickle.list_registry_pickle_by_value()
-        if register:
-            cloudpickle.register_pickle_by_value(module)
-        try:
-            reduced: Any = super().reducer_override(cls)
-        finally:
-            if register:
-                cloudpickle.unregister_pickle_by_value(module)
+        reduced = reduced_class(super().reducer_override, cls, module)
         if is_class_by_value(reduced):
             self.classes[id(cls)] = cls
         return _whole_class(cls, reduced)
@@ -307,6 +295,19 @@ def made_function(fn: FunctionType, module: Any, names: dict[str, Any]) -> tuple
         parts["__annotations__"] = {}
     state = (parts, fn.__dict__.copy(), [c for c in cells if c[0] >= 0], names)
     return _bare_function, (fn.__code__, module, len(cells)), state, None, None, _complete_function
+
+
+def reduced_class(reduce: Callable[[Any], Any], cls: type, module: ModuleType | None) -> Any:
+    """What cloudpickle's *reduce* makes of a class, which goes whole if its module is the user's own."""
+    register = module is not None and cls.__module__ != "__main__" and is_own(module)
+    register = register and cls.__module__ not in cloudpickle.list_registry_pickle_by_value()
+    if register:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        return reduce(cls)
+    finally:
+        if register:
+            cloudpickle.unregister_pickle_by_value(module)
 
 
 def another_class(cls: type, reduced: Any) -> Any:
@@ -708,8 +709,7 @@ def complete(obj: Any, contents: Contents) -> None:
     kinds.INSTANCE.change(obj, contents, ())
 
 
-def put_context(variable: ContextVar[Any], contents: Contents) -> None:
-    """Have a variable of contexts hold these contents."""
+def _put_context(variable: ContextVar[Any], contents: Contents) -> None:
     kinds.CONTEXT.change(variable, contents, ())
 
 
@@ -761,6 +761,15 @@ def without_lock(obj: Any) -> tuple[Any, ...] | None:
     """What to reduce a ``cached_property`` to, which has a lock before Python 3.12; else None."""
     if isinstance(obj, functools.cached_property):
         return _cached_property, (obj.func, obj.attrname)
+    return None
+
+
+def with_values(obj: Any) -> tuple[Any, ...] | None:
+    """What to reduce a variable of contexts, or a ``threading.local``, to; else None."""
+    if type(obj) is ContextVar:
+        return ContextVar, (obj.name,), kinds.CONTEXT.look(obj), None, None, _put_context
+    if type(obj) is threading.local:
+        return threading.local, (), kinds.INSTANCE.look(obj), None, None, complete
     return None
 
 

@@ -17,28 +17,26 @@ import importlib
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from contextvars import ContextVar
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from ..devices.cpu import CpuDevice
 from ..errors import reason, shown
 from ..packing.code import functions_of, is_own, uses
 from ..packing.imported import OwnModule
-from ..packing.kinds import CONTEXT, INSTANCE, global_generators, is_sent_by_value, singleton
+from ..packing.kinds import global_generators, is_sent_by_value, singleton
 from ..packing.pickles import (
     Stream,
     another_class,
-    complete,
     for_program,
     made_function,
-    put_context,
+    reduced_class,
     with_attributes,
     with_cache,
     with_file,
+    with_values,
     without_lock,
 )
 from ..packing.refused import Absent, refuse_open_file
@@ -169,17 +167,13 @@ class SceneWriter(Stream):
         if isinstance(obj, functools._lru_cache_wrapper):
             return with_cache(obj)
         refuse_open_file(obj)
-        given = with_attributes(obj) or without_lock(obj) or for_program(obj)
+        given = with_attributes(obj) or without_lock(obj) or for_program(obj) or with_values(obj)
         if given is not None:
             return given
         if (place := singleton(obj)) is not None:
             return _single, place
         if type(obj) in _LOCKS:
             return _LOCKS[type(obj)], ()
-        if type(obj) is ContextVar:
-            return ContextVar, (obj.name,), CONTEXT.look(obj), None, None, put_context
-        if type(obj) is threading.local:
-            return threading.local, (), INSTANCE.look(obj), None, None, complete
         reduce = self.dispatch_table.get(type(obj))
         reduced = obj.__reduce_ex__(5) if reduce is None else reduce(obj)
         if is_tensor(obj) and obj.is_leaf and obj.grad is not None:  # which PyTorch leaves out
@@ -210,15 +204,7 @@ class SceneWriter(Stream):
         if not is_sent_by_value(cls):
             return super().reducer_override(cls)
         module = sys.modules.get(cls.__module__)
-        register = module is not None and cls.__module__ != "__main__" and is_own(module)
-        register = register and cls.__module__ not in cloudpickle.list_registry_pickle_by_value()
-        if register:
-            cloudpickle.register_pickle_by_value(module)
-        try:
-            return another_class(cls, super().reducer_override(cls))
-        finally:
-            if register:
-                cloudpickle.unregister_pickle_by_value(module)
+        return another_class(cls, reduced_class(super().reducer_override, cls, module))
 
 
 _LOCKS: dict[type, Callable[[], Any]] = {
