@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import os
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -66,9 +67,6 @@ class Wrapped(Exception):
 
 class NotPrepared(Exception):
     """The initializer has failed."""
-
-    def __init__(self, error: str) -> None:
-        super().__init__(error)
 
 
 class PickledValue:
@@ -236,11 +234,8 @@ class LentArray(NamedTuple):
 
 def opened(place: LentArray, library: str | None) -> Any:
     """The array that lies at *place*, as one of *library*.  Raises: RuntimeError if it is gone."""
-    fd = _open(place.process, place.fd, place.inode, "the memory of an argument")
-    try:
+    with _open(place.process, place.fd, place.inode, "the memory of an argument") as fd:
         memory = map_file(fd, place.nbytes, place.access)
-    finally:
-        os.close(fd)
     return handed(array_in(memory, place.region), library)
 
 
@@ -251,11 +246,8 @@ def mapped(
 
     Raises: RuntimeError if it is gone.
     """
-    fd = _open(*place, "the file of a memory-mapped argument")
-    try:
+    with _open(*place, "the file of a memory-mapped argument") as fd:
         return np.memmap(f"/proc/self/fd/{fd}", dtype, mode, offset, shape, order)
-    finally:
-        os.close(fd)
 
 
 def proxy(key: bytes, rebuild: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -267,13 +259,16 @@ def proxy(key: bytes, rebuild: Callable[..., Any], args: tuple[Any, ...]) -> Any
     return rebuild(*args)
 
 
-def _open(process: int, number: int, inode: tuple[int, int], called: str) -> int:
+@contextlib.contextmanager
+def _open(process: int, number: int, inode: tuple[int, int], called: str) -> Iterator[int]:
     try:
         fd = os.open(f"/proc/{process}/fd/{number}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise RuntimeError(f"{called} cannot be opened ({error}).") from None
-    found = os.fstat(fd)
-    if (found.st_dev, found.st_ino) != inode:
+    try:
+        found = os.fstat(fd)
+        if (found.st_dev, found.st_ino) != inode:
+            raise RuntimeError(f"{called} is gone.")
+        yield fd
+    finally:
         os.close(fd)
-        raise RuntimeError(f"{called} is gone.")
-    return fd

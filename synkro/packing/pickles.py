@@ -231,7 +231,7 @@ class _ForWorkers(Stream):
         if isinstance(obj, CodeType):
             return with_file(obj)
         if isinstance(obj, ModuleType):
-            return (_module, (self._space_of(vars(obj)),)) if is_own(obj) else NotImplemented
+            return (as_it_is, (self._space_of(vars(obj)),)) if is_own(obj) else NotImplemented
         if type(obj) is np.ndarray and not obj.dtype.hasobject:
             if not obj.flags.writeable:
                 return _read_only, (np.array(obj),)  # in memory that new contents can be put into
@@ -253,7 +253,7 @@ class _ForWorkers(Stream):
         if (reduced := by_value(obj)) is not None:
             return reduced
         place = kinds.singleton(obj) or _place(obj)
-        return super().reducer_override(obj) if place is None else (_singleton, place)
+        return super().reducer_override(obj) if place is None else (found_in, place)
 
     def _function(self, fn: FunctionType) -> Any:
         if is_parallel_map(fn):
@@ -713,7 +713,8 @@ def _put_context(variable: ContextVar[Any], contents: Contents) -> None:
     kinds.CONTEXT.change(variable, contents, ())
 
 
-def _module(module: ModuleType) -> ModuleType:
+def as_it_is(module: ModuleType) -> ModuleType:
+    """A module for which another one was pickled."""
     return module
 
 
@@ -780,5 +781,6 @@ def _cached_property(fn: Callable[..., Any], name: str | None) -> Any:
     return made
 
 
-def _singleton(module: str, name: str) -> Any:
+def found_in(module: str, name: str) -> Any:
+    """What a module, which is imported for that, calls *name*."""
     return getattr(importlib.import_module(module), name)

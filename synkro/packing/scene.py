@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from ..values.arrays import Array
+from .pickles import found_in
 
 OF_WORKER = "__of_worker__"
 """A name among those of a module that say what a worker had there."""
@@ -55,5 +55,4 @@ class Scene(NamedTuple):
 
 def singles_at(began: Began) -> list[tuple[Any, Any]]:
     """The generators of this process that every process has, each with the state of when a run began."""
-    singles = began.singles.items()
-    return [(getattr(importlib.import_module(module), n), state) for (module, n), state in singles]
+    return [(found_in(*place), state) for place, state in began.singles.items()]

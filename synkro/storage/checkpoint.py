@@ -24,6 +24,7 @@ import cloudpickle
 
 from ..errors import InvalidType, InvalidValue, reason
 from ..memory.interrupts import uninterrupted
+from ..memory.segment import undoing
 
 _MARK = b"Synkro checkpoint 1\n"
 _NUMBERS = struct.Struct("<qQ")
@@ -55,16 +56,13 @@ class Checkpoint:
         except ValueError as error:
             raise InvalidValue(f"checkpoint={path!r} is no path: {error}.") from None
         self._closing = weakref.finalize(self, os.close, self._file)
-        try:
+        with undoing(self._closing):
             self._places: dict[int, _Place] = {}
             self._items: dict[int, bytes] = {}  # digests of items that have no result yet
             self._map: dict[str, Any] | None = None
             self._synced = time.monotonic()
             self._check_owner()
             self._end = self._read_all()
-        except BaseException:
-            self._closing()
-            raise
 
     def close(self) -> None:
         """Have all be on the disk, and let go of the file."""

@@ -17,7 +17,7 @@ import importlib
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,9 @@ from ..packing.kinds import global_generators, is_sent_by_value, singleton
 from ..packing.pickles import (
     Stream,
     another_class,
+    as_it_is,
     for_program,
+    found_in,
     made_function,
     reduced_class,
     with_attributes,
@@ -159,7 +161,9 @@ class SceneWriter(Stream):
 
     def _reduced(self, obj: Any) -> Any:  # noqa: PLR0911
         if isinstance(obj, Replica):
-            return _variable, (obj.name, np.array(_on_host(obj.value)))
+            value: Any = obj.value
+            host = in_host_memory(value)
+            return _variable, (obj.name, np.array(value if host is None else host))
         if isinstance(obj, Elsewhere):
             return object.__reduce_ex__(obj, 2)
         if (host := in_host_memory(obj)) is not None:
@@ -171,7 +175,7 @@ class SceneWriter(Stream):
         if given is not None:
             return given
         if (place := singleton(obj)) is not None:
-            return _single, place
+            return found_in, place
         if type(obj) in _LOCKS:
             return _LOCKS[type(obj)], ()
         reduce = self.dispatch_table.get(type(obj))
@@ -197,7 +201,7 @@ class SceneWriter(Stream):
             return WorkerNames, (module.__name__,)
         if isinstance(module, OwnModule) or (is_own(module) and module.__name__ != "__main__"):
             held = {name: value for name, value in vars(module).items() if not name.startswith("__")}
-            return _same, (self._module(vars(module)),), held, None, None, _named
+            return as_it_is, (self._module(vars(module)),), held, None, None, _named
         return super().reducer_override(module)
 
     def _class(self, cls: type) -> Any:
@@ -214,25 +218,11 @@ _LOCKS: dict[type, Callable[[], Any]] = {
 _STANDS = "__stands_for_names__"
 
 
-def _on_host(array: Any) -> Array:
-    host = in_host_memory(array)
-    found: Array = array if host is None else host
-    return found
-
-
 # ── in the main program ──────────────────────────────────────────────────────────────────────────────
 
 
-class _Memory:
-    """What makes the arrays of variables."""
-
-    @staticmethod
-    def empty(shape: tuple[int, ...], dtype: Any) -> Array:
-        return np.empty(shape, dtype)
-
-
 def _variable(name: str | None, array: Array) -> Replica:
-    memory: Any = _Memory()
+    memory: Any = SimpleNamespace(empty=np.empty)  # what makes the arrays of variables
     return Replica(name, array, CpuDevice(), memory)
 
 
@@ -248,13 +238,5 @@ def _with_gradient(tensor: Any, gradient: Any) -> None:
     tensor.grad = gradient
 
 
-def _same(module: ModuleType) -> ModuleType:
-    return module
-
-
 def _named(module: ModuleType, names: dict[str, Any]) -> None:
     vars(module).update(names)
-
-
-def _single(module: str, name: str) -> Any:
-    return getattr(importlib.import_module(module), name)
