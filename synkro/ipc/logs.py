@@ -23,6 +23,7 @@ import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..memory.interrupts import uninterrupted
@@ -202,33 +203,28 @@ class LogHandling:
             return self._waiting.popleft() if self._waiting else None
 
 
+@dataclass(eq=False)
 class LogReceiver:
     """The end of the main process, for one worker.
 
     Attributes:
         rank: the worker's.
+        warnings: hands over what it warns of.
+        write: writes lines to the user's stderr, where no handler does.
+        ask: has the user asked.
+        handling: hands over what it logs.
         target: "log", beside "stdout" and "stderr".
         ended: is set when no more will come.
     """
 
-    target = "log"
-
-    def __init__(
-        self,
-        rank: int,
-        warned: Warnings,
-        write: Callable[[list[str]], None],
-        ask: Callable[[Asked], None],
-        handling: LogHandling,
-    ) -> None:
-        """*write* writes lines to the user's stderr, where no handler does; *ask* has the user asked."""
-        self.rank = rank
-        self.ended = threading.Event()
-        self._warnings = warned
-        self._write = write
-        self._ask = ask
-        self._handling = handling
-        self._rest = bytearray()
+    rank: int
+    warnings: Warnings
+    write: Callable[[list[str]], None]
+    ask: Callable[[Asked], None]
+    handling: LogHandling
+    target: str = "log"
+    ended: threading.Event = field(default_factory=threading.Event)
+    _rest: bytearray = field(default_factory=bytearray)
 
     def feed(self, chunk: bytes) -> None:
         """Have handed over what has come whole."""
@@ -241,9 +237,9 @@ class LogReceiver:
             stream = bytes(self._rest[_HEAD.size : stop])
             del self._rest[:stop]
             if asks:
-                self._ask(pickle.loads(stream))
+                self.ask(pickle.loads(stream))
             else:
-                self._handling.put(functools.partial(self._hand_over, stream), nbytes)
+                self.handling.put(functools.partial(self._hand_over, stream), nbytes)
 
     def _hand_over(self, stream: bytes) -> None:
         try:
@@ -251,10 +247,10 @@ class LogReceiver:
             if isinstance(message, Logged):
                 self._log(message.attributes)
             else:
-                self._warnings.show(self.rank, message)
+                self.warnings.show(self.rank, message)
         except BaseException:  # whatever a handler raises: others come by this thread, too
             with contextlib.suppress(Exception):
-                self._write(traceback.format_exc().splitlines())
+                self.write(traceback.format_exc().splitlines())
 
     def _log(self, attributes: dict[str, Any]) -> None:
         import logging  # noqa: PLC0415  it takes a while, and few programs log in workers
@@ -265,7 +261,7 @@ class LogReceiver:
         if logger.hasHandlers():
             logger.handle(record)
         elif logging.lastResort is not None and record.levelno >= logging.lastResort.level:
-            self._write(logging.Formatter(logging.BASIC_FORMAT).format(record).splitlines())
+            self.write(logging.Formatter(logging.BASIC_FORMAT).format(record).splitlines())
 
 
 def _found(kinds: tuple[tuple[str, str], ...]) -> type[Warning]:

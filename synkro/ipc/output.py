@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO, NamedTuple
 
 from .logs import Asked, LogHandling, LogReceiver, Warnings
@@ -32,31 +33,25 @@ _ROUNDS = 10_000  # of reading what is there, until somebody who waits for all o
 _HANDLING = 1.0  # seconds that a call waits for handlers of what was logged in it
 
 
+@dataclass(eq=False)
 class _Stream:
     """One worker's stdout or stderr: splits what comes into lines.
 
     Attributes:
+        before: says what is written before each line of a rank.
+        hold: takes lines that are to come later, and returns whether they are.
         tail: the last lines that were passed on.
         dump: the lines of a crash that are held back; none for long, unless the worker ends.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        target: str,
-        before: Callable[[int], str],
-        hold: Callable[[_Stream, Sequence[str]], bool],
-    ) -> None:
-        """*before* says what is written before each line of a rank; *hold* takes lines that are to come
-        later, and returns whether they are."""
-        self.rank = rank
-        self._hold = hold
-        self._before = before
-        self.target = target
-        self.ended = threading.Event()
-        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self.dump: list[str] = []
-        self._rest = b""
+    rank: int
+    target: str
+    before: Callable[[int], str]
+    hold: Callable[[_Stream, Sequence[str]], bool]
+    ended: threading.Event = field(default_factory=threading.Event)
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
+    dump: list[str] = field(default_factory=list)
+    _rest: bytes = b""
 
     def feed(self, chunk: bytes) -> None:
         """Pass on the whole lines; an empty *chunk* is the end."""
@@ -85,8 +80,8 @@ class _Stream:
     def pass_on(self, text: Sequence[str]) -> None:
         """Write lines to the user's stream."""
         self.tail.extend(text)
-        if text and not self._hold(self, text):
-            before = self._before(self.rank)
+        if text and not self.hold(self, text):
+            before = self.before(self.rank)
             stream = getattr(sys, self.target)  # the present one: a notebook replaces it
             with contextlib.suppress(Exception):  # the user closed it, or put something odd there
                 stream.write("".join(f"{before}{line}\n" for line in text))
