@@ -123,12 +123,12 @@ class Safekeeping:
     ) -> None:
         """See what has become of *objects*: of those with these *numbers*, of all that they refer to,
         and of those that refer to some that have gone.  The program has sent those that *came*."""
-        has = self._rank.objects.has
+        has, found = self._rank.objects.has, self._rank.objects.found
         gone = (n for n, one in objects.items() if not all(map(has, _links(one))))
         todo, seen = [*numbers, *gone], set[int]()
         while todo:
             number = todo.pop()
-            if number in seen or not self._may_change(number):
+            if number in seen or not has(number) or found(number)[1] is NAME:  # which nobody assigns to
                 continue
             seen.add(number)
             last = objects.get(number)
@@ -187,18 +187,11 @@ class Safekeeping:
             groups.append(group)
         return groups
 
-    def _may_change(self, number: int) -> bool:
-        """Whether an object is there, and no name, which functions do not assign to."""
-        return self._rank.objects.has(number) and self._rank.objects.found(number)[1] is not NAME
-
     def _copy(self, replica: Replica, last: Array | None) -> Array:
         """A copy of a replica in the arena: the last one, if it is still that."""
-        whole = replica.whole
-        if last is not None and same_bits(last, whole):
+        if last is not None and same_bits(last, replica.whole):
             return last
-        fresh = self._rank.comm.empty(whole.shape, whole.dtype)
-        self._rank.device.assign(fresh, whole)
-        return fresh
+        return self._rank.copied(replica.whole)
 
     def _replicas(self, arrays: Mapping[int, Array]) -> tuple[messages.SecuredReplica, ...]:
         rank = self._rank
@@ -216,9 +209,7 @@ class Safekeeping:
         for number, array in kept.replicas.items():
             replica = rank.variables.get(number)
             if replica is not None and not same_bits(replica.whole, array):
-                fresh = rank.comm.empty(array.shape, array.dtype)
-                rank.device.assign(fresh, array)
-                replica.adopt(fresh)
+                replica.adopt(rank.copied(array))
         changed = {number for number, one in kept.objects.items() if self._is_changed(number, one)}
         groups = [group for group in kept.groups if not changed.isdisjoint(group.objects)]
         streams = [group.stored.tobytes() for group in groups]

@@ -21,9 +21,7 @@ from .workspace import Workspace
 
 
 def create(rank: Workspace, command: messages.Create) -> None:
-    value = rank.array(command.value)
-    array = rank.comm.empty(value.shape, value.dtype)
-    rank.device.assign(array, value)
+    array = rank.copied(rank.array(command.value))
     rank.variables[command.number] = Replica(command.name, array, rank.device, rank.comm)
 
 
@@ -31,9 +29,7 @@ def move(rank: Workspace, command: messages.Move) -> None:
     """Send the replica to another rank, or receive it, or copy it here."""
     source, target = command.source, command.target
     if source == target:
-        whole = rank.variables[command.variable].whole
-        array = rank.comm.empty(whole.shape, whole.dtype)
-        rank.device.assign(array, whole)
+        array = rank.copied(rank.variables[command.variable].whole)
     else:
         ranks = (min(source, target), max(source, target))
         rank.begin(ranks)

@@ -130,6 +130,12 @@ class Workspace:
         """The array that *region* describes."""
         return self.segments.array(region)
 
+    def copied(self, array: Array) -> Array:
+        """A copy of *array* where variables lie."""
+        copy = self.comm.empty(array.shape, array.dtype)
+        self.device.assign(copy, array)
+        return copy
+
     def replica(self, number: int, name: str | None, ranks: tuple[int, ...]) -> Variable:
         """The replica of a variable, or what stands here for one that only other *ranks* have."""
         return self.variables[number] if self.number in ranks else Elsewhere(name, ranks, self.number)
