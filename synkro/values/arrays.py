@@ -232,11 +232,9 @@ def as_array(value: ArrayLike, called: str) -> Array:
     except ValueError as error:
         raise InvalidType(f"{called} is no array: {cut(str(error)).rstrip('.')}.") from None
     except TypeError as error:
-        if is_on_gpu(value):
-            raise InvalidType(
-                f"{called} needs an array in host memory, and got one on a GPU: copy it, with .get()."
-            ) from None
-        raise InvalidType(f"{called} needs an array in host memory: {cut(str(error))}") from None
+        on_gpu = ", and got one on a GPU: copy it, with .get()." if is_on_gpu(value) else ""
+        why = on_gpu or f": {cut(str(error))}"
+        raise InvalidType(f"{called} needs an array in host memory{why}") from None
     if lost:
         raise InvalidType(f"{called}: {shortened(value)}, would lose {lost}")
     if hasattr(value, "dtype"):

@@ -134,17 +134,15 @@ class Sender(Copier):
 
 
 _NEVER_SHARED = (
-    *(
-        *SIMPLE,
-        tuple,
-        frozenset,
-        type,
-        FunctionType,
-        BuiltinFunctionType,
-        ModuleType,
-        CodeType,
-        np.dtype,
-    ),
+    *SIMPLE,
+    tuple,
+    frozenset,
+    type,
+    FunctionType,
+    BuiltinFunctionType,
+    ModuleType,
+    CodeType,
+    np.dtype,
 )
 """Types of what may be there twice, and nobody can tell."""
 
