@@ -252,9 +252,8 @@ class DirectCollectives(Communicator):
         self, kind: str, arrays: Arrays | None, root: int
     ) -> tuple[list[Array] | None, bool]:
         """What this rank gets of *root*'s arrays, if they lie on its GPU; also, whether they do."""
-        record = Record(kind, root=root)
-        if arrays is not None:
-            record = record._replace(given=given(arrays), on_gpu=on_gpu(arrays))
+        own = arrays or ()
+        record = Record(kind, root=root, given=given(own), on_gpu=on_gpu(own))
         records, link, linked = self.links.agree(record)
         origin = records[root]
         if not (linked and origin.on_gpu):
@@ -265,7 +264,7 @@ class DirectCollectives(Communicator):
         self.agreement.check_rows([origin])
         nothing = [((0, *shape[1:]), dtype) for shape, dtype in origin.given]
         everyone = [origin.given if place == root else nothing for place in range(self.count)]
-        mine = [self._contiguous(array) for array in arrays or ()]
+        mine = [self._contiguous(array) for array in own]
         return self._exchange(link, mine, everyone, self._rows_of), True
 
     def _broadcast(self, link: Link | None, arrays: Arrays | None, origin: Record) -> list[Array]:

@@ -171,9 +171,8 @@ class Peers:
 
         *on_gpu* is what the root says of them.
         """
-        record, mine = Record(kind, root=root), list(arrays or ())
-        if arrays is not None:
-            record = record._replace(given=given(arrays))
+        mine = list(arrays or ())
+        record = Record(kind, root=root, given=given(mine))
         records = self._enter(record, mine if on_gpu else [], _plan(record) if on_gpu else [], on_gpu)
         origin = records[root]
         if kind == "scatter":
@@ -183,23 +182,17 @@ class Peers:
             return None, origin.on_gpu
         shares, results = {}, []
         for index, (shape, dtype) in enumerate(origin.given):
-            rows = split(0, shape[0], len(records))[self._host.place] if kind == "scatter" else None
-            start, stop, result = self._share(shape, dtype, rows)
-            shares[root, index] = _Share(start, stop, result.data)
+            start, stop, row, lengths = 0, 1, prod(shape), shape  # one row, which everybody gets
+            if kind == "scatter":
+                start, stop = split(0, shape[0], len(records))[self._host.place]
+                row, lengths = prod(shape[1:]), (stop - start, *shape[1:])
+            result: Any = self._empty(lengths, dtype)
+            row *= result.itemsize
+            shares[root, index] = _Share(start * row, stop * row, result.data)
             results.append(result)
         plans = [_plan(origin) if place == root else [] for place in range(len(records))]
         self._pass_around(plans, mine, records, shares)
         return results, True
-
-    def _share(self, shape: tuple[int, ...], dtype: Any, rows: Span | None) -> tuple[int, int, Array]:
-        """The bytes of *rows* of an array, and an array for them."""
-        if rows is None:
-            result = self._empty(shape, dtype)
-            return 0, result.nbytes, result
-        start, stop = rows
-        result = self._empty((stop - start, *shape[1:]), dtype)
-        row = prod(shape[1:]) * result.itemsize
-        return start * row, stop * row, result
 
     def exchanged(self, kind: str, arrays: Sequence[Any], root: int) -> list[Array] | None:
         """Rows of every rank's contiguous arrays, on *root* or, if it is -1, on all ranks."""
