@@ -49,7 +49,14 @@ class Rank(Workspace):
     def _handlers(self) -> dict[type, Callable[[Any], Reply | None]]:
         """What is done for each command; None is returned where there is nothing to say."""
         return {
-            **{kind: partial(handler, self) for kind, handler in variables.HANDLERS.items()},
+            messages.Keep: partial(variables.keep_outputs, self),
+            messages.Create: partial(variables.create, self),
+            messages.Move: partial(variables.move, self),
+            messages.Write: partial(variables.write, self),
+            messages.Read: partial(variables.read, self),
+            messages.Inspect: partial(variables.inspect, self),
+            messages.Identify: partial(variables.identify, self),
+            messages.Exchange: partial(variables.exchange, self),
             messages.Release: lambda command: None,
             messages.Distribute: self._load,
             messages.Renew: lambda command: self._take(command.parcel),

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from operator import getitem
-from typing import Any
 
 import numpy as np
 
 from .. import messages
 from ..comms.ops import OPERATIONS
-from ..messages import Done, Phase, Reply
+from ..messages import Done, Phase
 from ..values.arrays import Array, digest
 from ..values.owners import sole_owner
 from .call import taken
@@ -119,16 +117,3 @@ def exchange(rank: Workspace, command: messages.Exchange) -> None:
             gathered = comm.all_gather(arrays, keep=True)
             for variable, array in zip(variables, gathered, strict=True):
                 variable.adopt(array)
-
-
-HANDLERS: dict[type, Callable[[Workspace, Any], Reply | None]] = {
-    messages.Keep: keep_outputs,
-    messages.Create: create,
-    messages.Move: move,
-    messages.Write: write,
-    messages.Read: read,
-    messages.Inspect: inspect,
-    messages.Identify: identify,
-    messages.Exchange: exchange,
-}
-"""What a rank does for each command about variables; None is returned where there is nothing to say."""
