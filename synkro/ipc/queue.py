@@ -451,8 +451,7 @@ class Taker:
 
     def _slot(self, ticket: Ticket) -> tuple[int, int, int, int]:
         self._table.fence()  # the ticket is loaded before the slot
-        first, place, nbytes, way = _SLOT.unpack_from(self._table.slots, ticket.slot * _SLOT.size)
-        return first, place, nbytes, way
+        return _SLOT.unpack_from(self._table.slots, ticket.slot * _SLOT.size)
 
     def put_back(self, ticket: Ticket) -> bool:
         """Let others draw *ticket*, the end of what this worker holds, of which nothing has begun; False

@@ -74,24 +74,24 @@ class Task:
 
 
 class RankGenerator:
-    """The random generators of a rank: its own, made when it is first asked for, and that of a task."""
+    """The random generators of a rank: its own, made when it is first asked for, and that of a task.
+
+    Attributes:
+        own: returns the generator of the rank.
+    """
 
     def __init__(self, make: Callable[[], np.random.Generator]) -> None:
-        self._own = functools.cache(make)  # made when it is first used: numpy.random takes 2 MB
+        self.own: Final = functools.cache(make)  # when it is first used: numpy.random takes 2 MB
         self._of_task: tuple[Any, np.random.Generator] | None = None
 
     def begin(self) -> None:
         """Tasks begin: one that is tried again draws the same."""
         self._of_task = None
 
-    def own(self) -> np.random.Generator:
-        """The generator of the rank."""
-        return self._own()
-
     def of(self, task: Task | None) -> np.random.Generator:
         """The generator of a *task*, or, if there is none, of the rank."""
         if task is None:
-            return self._own()
+            return self.own()
         item = task.seed, task.map, task.number
         if self._of_task is None or self._of_task[0] != item:
             self._of_task = item, generator_of_item(*item)
@@ -100,14 +100,14 @@ class RankGenerator:
     @property
     def state(self) -> Any:
         """The state of the rank's own; None until it is asked for."""
-        return self._own().bit_generator.state if self._own.cache_info().currsize else None
+        return self.own().bit_generator.state if self.own.cache_info().currsize else None
 
     def restore(self, state: Any) -> None:
         """Have the rank's own be in a *state*, or not be made yet, if that is None."""
         if state is None:
-            self._own.cache_clear()
+            self.own.cache_clear()
         else:
-            self._own().bit_generator.state = state
+            self.own().bit_generator.state = state
 
 
 def _collective(method: Method) -> Method:

@@ -157,7 +157,8 @@ class SceneWriter(Stream):
         try:
             return self._reduced(obj)
         except Exception as error:  # it cannot be copied: a lock, say
-            return self._missing(obj, error)
+            what = f"{shown(obj)} is on the worker, and cannot be copied: {reason(error)}."
+            return Absent, (what,)
 
     def _reduced(self, obj: Any) -> Any:  # noqa: PLR0911
         if isinstance(obj, Replica):
@@ -183,9 +184,6 @@ class SceneWriter(Stream):
         if is_tensor(obj) and obj.is_leaf and obj.grad is not None:  # which PyTorch leaves out
             return *reduced[:2], obj.grad, None, None, _with_gradient
         return reduced
-
-    def _missing(self, obj: Any, error: Exception) -> Any:
-        return Absent, (f"{shown(obj)} is on the worker, and cannot be copied: {reason(error)}.",)
 
     def _module(self, names: dict[str, Any]) -> ModuleType:
         """The module that has these names, or what stands for one."""
