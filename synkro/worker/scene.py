@@ -24,23 +24,10 @@ import numpy as np
 
 from ..devices.cpu import CpuDevice
 from ..errors import reason, shown
+from ..packing import pickles
 from ..packing.code import functions_of, is_own, uses
 from ..packing.imported import OwnModule
 from ..packing.kinds import global_generators, is_sent_by_value, singleton
-from ..packing.pickles import (
-    Stream,
-    another_class,
-    as_it_is,
-    for_program,
-    found_in,
-    made_function,
-    reduced_class,
-    with_attributes,
-    with_cache,
-    with_file,
-    with_values,
-    without_lock,
-)
 from ..packing.refused import Absent, refuse_open_file
 from ..packing.scene import OF_WORKER, Began, Result
 from ..values.arrays import Array
@@ -129,7 +116,7 @@ def imported_by(fn: Any) -> dict[str, ModuleType]:
     return {name: module for name, module in found.items() if module is not None and is_own(module)}
 
 
-class SceneWriter(Stream):
+class SceneWriter(pickles.Stream):
     """Pickles a scene: what the program's modules and classes have become here goes with it.
 
     A lock is a new one.  Whatever uses what else cannot be copied is told.
@@ -145,11 +132,11 @@ class SceneWriter(Stream):
         if cls is FunctionType and is_sent_by_value(obj):
             has = obj.__globals__
             used = {name: has[name] for name in uses(obj.__code__).names if name in has}
-            return made_function(obj, self._module(has), used)
+            return pickles.made_function(obj, self._module(has), used)
         if isinstance(obj, type):
             return self._class(obj)
         if isinstance(obj, CodeType):
-            return with_file(obj)
+            return pickles.with_file(obj)
         if isinstance(obj, ModuleType):
             return self._of_module(obj)
         if isinstance(obj, FunctionType | BuiltinFunctionType):
@@ -170,13 +157,18 @@ class SceneWriter(Stream):
         if (host := in_host_memory(obj)) is not None:
             return host.__reduce_ex__(5)
         if isinstance(obj, functools._lru_cache_wrapper):
-            return with_cache(obj)
+            return pickles.with_cache(obj)
         refuse_open_file(obj)
-        given = with_attributes(obj) or without_lock(obj) or for_program(obj) or with_values(obj)
+        given = (
+            pickles.with_attributes(obj)
+            or pickles.without_lock(obj)
+            or pickles.for_program(obj)
+            or pickles.with_values(obj)
+        )
         if given is not None:
             return given
         if (place := singleton(obj)) is not None:
-            return found_in, place
+            return pickles.found_in, place
         if type(obj) in _LOCKS:
             return _LOCKS[type(obj)], ()
         reduce = self.dispatch_table.get(type(obj))
@@ -199,14 +191,14 @@ class SceneWriter(Stream):
             return WorkerNames, (module.__name__,)
         if isinstance(module, OwnModule) or (is_own(module) and module.__name__ != "__main__"):
             held = {name: value for name, value in vars(module).items() if not name.startswith("__")}
-            return as_it_is, (self._module(vars(module)),), held, None, None, _named
+            return pickles.as_it_is, (self._module(vars(module)),), held, None, None, _named
         return super().reducer_override(module)
 
     def _class(self, cls: type) -> Any:
         if not is_sent_by_value(cls):
             return super().reducer_override(cls)
         module = sys.modules.get(cls.__module__)
-        return another_class(cls, reduced_class(super().reducer_override, cls, module))
+        return pickles.another_class(cls, pickles.reduced_class(super().reducer_override, cls, module))
 
 
 _LOCKS: dict[type, Callable[[], Any]] = {
