@@ -56,8 +56,7 @@ def watch(folder: str = "", ours: bool = True) -> Keeper:
     if ours:
         keeper.tell("line", ENDED.format(pid=os.getpid(), name=socket.gethostname()) + "\n")
         keeper.tell("tied")
-    processes = {"owner": os.getpid(), "starter": parent}
-    for what, process in processes.items():
+    for what, process in (("owner", os.getpid()), ("starter", parent)):
         if process:  # none: it is outside of the container
             fd = os.pidfd_open(process)
             keeper.tell(what, fds=(fd,))

@@ -237,15 +237,13 @@ class Launch(MpiHosts):
         self.kill()  # it may go on and on
         if why := stranger(words):
             wrong = [f"{why}.{self.log()}"]
-        wrong = (
-            wrong
-            or self._asked_one_by_one()
-            or [
+        wrong = wrong or self._asked_one_by_one()
+        if not wrong:
+            wrong = [
                 f"{how}, and each host answers by itself: look at what stands between them (a firewall, "
                 f"names that one of them does not know, somebody else who speaks to mpiexec's port)."
                 f"{self.log()} The end of its output:\n{words}"
             ]
-        )
         raise SessionError(listed(wrong))
 
     def _ready(self, fd: int, patience: float) -> tuple[list[int], list[str]]:

@@ -295,8 +295,7 @@ class LocalTasks:
         undone = [(batch.first, batch.length) for batch, _ in self._coming]
         self._coming.clear()
         for slot, start, stop in self._queue.take_back():
-            first = self._batches[slot].first + start
-            undone.append((first, stop - start))
+            undone.append((self._batches[slot].first + start, stop - start))
             self._settle(slot, stop - start)
         self._wire.send(GATEWAY, Undone(number, tuple(undone)))
 

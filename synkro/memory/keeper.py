@@ -94,8 +94,7 @@ class Keeper:
         If there are none, what has started it goes with it in any case.
         """
         with contextlib.suppress(OSError):  # nobody listens any more
-            message = marshal.dumps(("beat", seconds))
-            self._socket.send(message, socket.MSG_DONTWAIT)
+            self._socket.send(marshal.dumps(("beat", seconds)), socket.MSG_DONTWAIT)
 
     def close(self) -> None:
         """Let the keeper do what it was told to do at the end, and end."""

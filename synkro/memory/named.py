@@ -406,11 +406,8 @@ def _layout_in(
         layout = SegmentLayout(_known(dtype, known, name), shape, 0, offset)
     else:
         layout = _ring_in(known, dtype, shape, offset, name)
-    for says, is_so in (
-        ("nbytes", layout.one),
-        ("slots", layout.slots),
-        ("slot_bytes", layout.slot_bytes),
-    ):
+    told = {"nbytes": layout.one, "slots": layout.slots, "slot_bytes": layout.slot_bytes}
+    for says, is_so in told.items():
         _check_field(name, says, int(tail[says]), tail[says] == is_so, f"{is_so}, by the header")
     return layout
 

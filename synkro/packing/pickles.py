@@ -509,11 +509,8 @@ class ByValue(cloudpickle.Pickler):  # type: ignore[misc]
         reduced = super().reducer_override(obj)
         if self._there or not isinstance(reduced, tuple):
             return reduced
-        return (
-            _whole_function(obj, reduced)
-            if isinstance(obj, FunctionType)
-            else _whole_class(obj, reduced)
-        )
+        whole: Any = _whole_function if isinstance(obj, FunctionType) else _whole_class
+        return whole(obj, reduced)
 
 
 def dumped(value: Any, there: bool = False) -> bytes:

@@ -222,14 +222,12 @@ def _all_to_all(entered: Entered, gradients: Tensors, kept: Tensors) -> Tensors:
 
 
 def _broadcast(entered: Entered, gradients: Tensors, kept: Tensors) -> Tensors:
-    root = entered.records[0].root
-    total = entered.group.reduce(gradients[0], "sum", root=root)
+    total = entered.group.reduce(gradients[0], "sum", root=entered.records[0].root)
     return entered.zeros() if total is None else [total]
 
 
 def _scatter(entered: Entered, gradients: Tensors, kept: Tensors) -> Tensors:
-    root = entered.records[0].root
-    whole = entered.group.gather(gradients[0], root=root)
+    whole = entered.group.gather(gradients[0], root=entered.records[0].root)
     return entered.zeros() if whole is None else [whole]
 
 

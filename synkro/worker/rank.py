@@ -237,8 +237,7 @@ class Rank(Workspace):
         if start == stop:
             return messages.Exported(start, stop)
         self.report(Phase.STORING, 0)
-        rows = self.array(command.source)
-        return targets.write(command, rows, (start, stop))
+        return targets.write(command, self.array(command.source), (start, stop))
 
     def _share(self, reduction: messages.Reduction) -> tuple[Operation, int, list[Array], Array] | None:
         """What the ranks of this host reduce: what they have stored; None for nothing.

@@ -264,8 +264,7 @@ def _who_share(inside: Mapping[int, frozenset[int]]) -> list[list[int]]:
 def restore(rank: Workspace, command: messages.Restore) -> None:
     """Have the variables, and the random generator, of the worker before."""
     for was, region in command.replicas:
-        array = rank.comm.empty(was.shape, np.dtype(was.dtype))
-        rank.device.assign(array, rank.array(region))
+        array = rank.copied(rank.array(region))
         kind = KeptReplica if was.kept else Replica
         rank.variables[was.number] = kind(was.name, array, rank.device, rank.comm)
     rank.group.generator.restore(command.generator)
