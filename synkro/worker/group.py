@@ -30,6 +30,7 @@ from ..errors import CollectiveError, InvalidType, InvalidValue, UsageError, cou
 from ..memory.interrupts import atomic
 from ..messages import Phase
 from ..packing.scene import Result
+from ..packing.settings import is_initializing
 from ..plan.outputs import by_name, flatten, unflatten
 from ..values.arrays import Array, is_fixed, is_numeric, plain
 from ..values.foreign import handed, has_history, host_array, library_of
@@ -122,12 +123,13 @@ def _collective(method: Method) -> Method:
                 "a task used a collective: tasks of map() run one by one, each on the worker that is "
                 "free. Use a function() for what all ranks do together."
             )
-        if self._alone:
-            raise UsageError(
-                "an initializer used a collective: it runs on each worker by itself, also on one that "
-                "takes the place of another. Do it in a function(), after fork()."
-            )
-        if self._running is not None and self._running.in_parts:
+        if self._running is None:
+            if is_initializing():
+                raise UsageError(
+                    "an initializer used a collective: it runs on each worker by itself, also on one "
+                    "that takes the place of another. Do it in a function(), after fork()."
+                )
+        elif self._running.in_parts:
             raise InvalidValue(
                 f'{method.__name__}() was called in a call with num_slices="auto": it would see the '
                 f"rows of one piece of each rank, and not all of them. Leave num_slices= out, or give "
@@ -189,7 +191,6 @@ class Group:
         self.generator: Final = RankGenerator(rng)
         self._master_rank = master_rank
         self._task: Task | None = None
-        self._alone = False
         self._running: Running | None = None
         self.stand_ins: dict[int, tuple[Variable, Array, Replica]] = {}
         self.where: Final = where
@@ -236,15 +237,6 @@ class Group:
                 f"no world; got {shown(color)}."
             ) from None
         return self.comm.split(number)
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Until the end of the block this rank does something that others need not do."""
-        self._alone = True
-        try:
-            yield
-        finally:
-            self._alone = False
 
     def take(self, task: Task | None) -> None:
         """From now on *task* runs, on one item after the other, or none."""

@@ -271,7 +271,7 @@ class Rank(Workspace):
         self.begin(tuple(range(self.size)))
         self.function = spec.name
         self.report(Phase.RUNNING, 0)
-        with self.group.alone(), settings.initializing():
+        with settings.initializing():
             self.run(spec.fn, (), {})
 
     def _generator(self, command: messages.Generator) -> messages.GeneratorState:
