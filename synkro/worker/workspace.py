@@ -230,10 +230,9 @@ class Workspace:
         self.leaves = True
         self.report(Phase.LEAVING, 0)
 
-    def forget_calls(self) -> bool:
-        """Whether a call has run since this was asked last."""
-        called, self.called = self.called, False
-        return called
+    def forget_calls(self) -> None:
+        """From now on no call has run."""
+        self.called = False
 
     def begin_task(self, task: Task) -> None:
         """Tasks begin; *task* says on which item."""
