@@ -120,7 +120,8 @@ class HostsCommunicator(ShmCommunicator):
         divisor, sources, alone = self._entered(record, arrays, self._share() if by_host else None)
         results = []
         if by_host:
-            results = self._reduced_by_host(record, arrays, divisor, sources, alone)
+            self._reduce_on_host(record, sources, alone)
+            results = self._reduced_by_host(record, arrays, divisor, sources)
         elif record.kind == "reduce_scatter":
             results = self._rows_reduced(record, divisor, sources)
         elif record.root in (-1, self.place):
@@ -135,16 +136,10 @@ class HostsCommunicator(ShmCommunicator):
         return len(self._groups()) == 1 and super().reduced_in_place(arrays, operation)
 
     def _reduced_by_host(
-        self,
-        record: Record,
-        arrays: Arrays,
-        divisor: float,
-        sources: Sequence[Arrays],
-        alone: Array | None,
+        self, record: Record, arrays: Arrays, divisor: float, sources: Sequence[Arrays]
     ) -> list[Array]:
-        """The results of a large reduction; anything on a rank that gets none."""
+        """The results of a reduction that each host has begun; anything on a rank that gets none."""
         operation = OPERATIONS[record.operation]
-        self._reduce_on_host(record, sources, alone)
         self._meeting.step()
         parts = _parts(record, self.count, self.place, self.place + 1)
         if record.kind == "reduce_scatter":

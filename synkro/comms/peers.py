@@ -111,7 +111,7 @@ class Peers:
         return self._reduce(record, vectors, vectors)
 
     def _reduce(self, record: Record, vectors: Sequence[Any], results: Sequence[Any]) -> bool:
-        own, operation = self._host.place, OPERATIONS[record.operation]
+        own = self._host.place
         plan = fills([vector.nbytes for vector in vectors], STAGE)
         records = self._enter(record, vectors, plan)
         self._agreement.check_alike(records)
@@ -126,7 +126,7 @@ class Peers:
             self._show(number, fill, vectors)
             if own == root:
                 for portion in fill:
-                    self._merge(portion, records, vectors, results, (operation, divisor))
+                    self._merge(portion, records, results, divisor)
                 self._window.wait()
             if record.root == -1:
                 self._meeting.step()
@@ -139,17 +139,11 @@ class Peers:
         return True
 
     def _merge(
-        self,
-        portion: Portion,
-        records: Sequence[Record],
-        vectors: Arrays,
-        results: Sequence[Any],
-        by: tuple[Operation, float],
+        self, portion: Portion, records: Sequence[Record], results: Sequence[Any], divisor: float
     ) -> None:
         """Reduce a portion of all ranks' vectors into the results, and for others into the stage."""
         index, low, high, at = portion
-        operation, divisor = by
-        dtype = vectors[index].dtype
+        operation, dtype = OPERATIONS[records[0].operation], results[index].dtype
         count = (high - low) // dtype.itemsize
         result = typed(results[index].data + low, dtype, count)
         sources = [typed(self._seen(place, records) + at, dtype, count) for place in range(len(records))]

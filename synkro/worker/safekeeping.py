@@ -97,7 +97,7 @@ class Safekeeping:
                 for number, replica in rank.variables.items()
             }
             objects = dict(last.objects)
-            self._look(objects, {*command.numbers, *came}, came, command.changed)
+            self._look(objects, command, came)
         objects = {number: one for number, one in objects.items() if rank.objects.has(number)}
         groups = self._grouped(objects, last.groups)
         generator = rank.group.generator.state
@@ -114,18 +114,12 @@ class Safekeeping:
             called,
         )
 
-    def _look(
-        self,
-        objects: dict[int, _Object],
-        numbers: Collection[int],
-        came: Collection[int],
-        changed: Collection[int],
-    ) -> None:
+    def _look(self, objects: dict[int, _Object], command: messages.Secure, came: set[int]) -> None:
         """See what has become of *objects*: of those with these *numbers*, of all that they refer to,
         and of those that refer to some that have gone.  The program has sent those that *came*."""
         has, found = self._rank.objects.has, self._rank.objects.found
         gone = (n for n, one in objects.items() if not all(map(has, _links(one))))
-        todo, seen = [*numbers, *gone], set[int]()
+        todo, seen = [*{*command.numbers, *came}, *gone], set[int]()
         while todo:
             number = todo.pop()
             if number in seen or not has(number) or found(number)[1] is NAME:  # which nobody assigns to
@@ -133,9 +127,13 @@ class Safekeeping:
             seen.add(number)
             last = objects.get(number)
             held = self._held(number, last)
-            if last is not None and number not in changed and self._is_same(number, last.held, held):
+            if (
+                last is not None
+                and number not in command.changed
+                and self._is_same(number, last.held, held)
+            ):
                 one = last if _inside(held) == _inside(last.held) else last._replace(held=held)
-            elif number in changed or not (
+            elif number in command.changed or not (
                 last is None or (number in came and not last.changed and not last.lost)
             ):
                 one = self._as_changed(held)
