@@ -347,20 +347,21 @@ def layout_of(fd: int, name: str) -> SegmentLayout | None:
         raise _of_version(1, name)
     if not data.startswith(_NPY):
         return None
-    dtype, shape, offset = _read_npy(data, name)
+    plain = _read_npy(data, name)
     tail, there = np.frombuffer(tail_of(fd), TAIL), os.fstat(fd).st_size
     if not len(tail) or not tail_of(fd).startswith(MAGIC):  # some other program's .npy file
-        layout = SegmentLayout(dtype, shape, 0, offset, counted=False)
+        layout = plain._replace(counted=False)
     else:
-        layout = _layout_in(tail[0], dtype, shape, offset, name)
+        layout = _layout_in(tail[0], plain, name)
         there -= TAIL_BYTES
     if layout.end > there:
         raise InvalidValue(
-            f"the header of the shared memory {name} cannot be right: it tells of {_shown(dtype)} of "
-            f"shape {_shown(shape)} from byte {offset} to byte {_shown(layout.end)}, and there are "
-            f"{there}. Make it anew."
+            f"the header of the shared memory {name} cannot be right: it tells of "
+            f"{_shown(plain.dtype)} of shape {_shown(plain.shape)} from byte {plain.offset} to byte "
+            f"{_shown(layout.end)}, and there are {there}. Make it anew."
         )
-    _check_field(name, "shape", _shown(shape), _can_be(*layout[1::-1]), "one that an array can have")
+    right = _can_be(layout.shape, layout.dtype)
+    _check_field(name, "shape", _shown(plain.shape), right, "one that an array can have")
     return layout
 
 
@@ -371,11 +372,8 @@ def _of_version(version: int, name: str) -> InvalidValue:
     )
 
 
-def _read_npy(data: bytes, name: str) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-    """The dtype and the shape in the header of an ``.npy`` file, and where its rows begin.
-
-    Raises: InvalidValue.
-    """
+def _read_npy(data: bytes, name: str) -> SegmentLayout:
+    """The layout of what lies behind the header of an ``.npy`` file.  Raises: InvalidValue."""
     file = io.BytesIO(data)
     of_first = np.lib.format.read_magic(file) == (1, 0) if len(data) > len(_NPY_1) else True
     read: Any = np.lib.format.read_array_header_1_0 if of_first else np.lib.format.read_array_header_2_0
@@ -390,37 +388,37 @@ def _read_npy(data: bytes, name: str) -> tuple[np.dtype[Any], tuple[int, ...], i
     _check_field(name, "descr", _shown(dtype), right, "a dtype of NumPy's whose elements have one size")
     in_order = not by_columns or len(shape) < 2
     _check_field(name, "fortran_order", by_columns, in_order, "False")
-    return dtype, shape, file.tell()
+    return SegmentLayout(dtype, shape, 0, file.tell())
 
 
-def _layout_in(
-    tail: Any, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, name: str
-) -> SegmentLayout:
-    """The layout of a segment of ours, with this *tail*.  Raises: InvalidValue."""
+def _layout_in(tail: Any, plain: SegmentLayout, name: str) -> SegmentLayout:
+    """The layout of a segment of ours: *plain* by its header, and with this *tail*.
+
+    Raises: InvalidValue.
+    """
     if tail["version"] != VERSION:
         raise _of_version(int(tail["version"]), name)
     kind = int(tail["kind"])
     _check_field(name, "kind", kind, kind in (ARRAY, RING), f"{ARRAY}, an array, or {RING}, a ring")
     known = bytes(tail["dtype"])
     if kind == ARRAY:
-        layout = SegmentLayout(_known(dtype, known, name), shape, 0, offset)
+        layout = plain._replace(dtype=_known(plain.dtype, known, name))
     else:
-        layout = _ring_in(known, dtype, shape, offset, name)
+        layout = _ring_in(known, plain, name)
     told = {"nbytes": layout.one, "slots": layout.slots, "slot_bytes": layout.slot_bytes}
     for says, is_so in told.items():
         _check_field(name, says, int(tail[says]), tail[says] == is_so, f"{is_so}, by the header")
     return layout
 
 
-def _ring_in(
-    known: bytes, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, name: str
-) -> SegmentLayout:
-    """The layout of a ring, whose slots are records of *dtype*.  Raises: InvalidValue."""
+def _ring_in(known: bytes, plain: SegmentLayout, name: str) -> SegmentLayout:
+    """The layout of a ring, whose slots are the records of a *plain* array.  Raises: InvalidValue."""
+    dtype, shape = plain.dtype, plain.shape
     right = dtype.names == (_FRAME,) and dtype.itemsize == aligned(dtype.itemsize)
     expected = f"that of slots of a multiple of {aligned(1)} bytes, with a field {_FRAME!r}"
     _check_field(name, "descr", _shown(dtype), right and len(shape) == 1 and shape[0] > 0, expected)
     frame, lengths = dtype[_FRAME].subdtype or (dtype[_FRAME], ())
-    return SegmentLayout(_known(frame, known, name), lengths, shape[0], offset, dtype.itemsize)
+    return SegmentLayout(_known(frame, known, name), lengths, shape[0], plain.offset, dtype.itemsize)
 
 
 def _known(dtype: np.dtype[Any], known: bytes, name: str) -> np.dtype[Any]:
