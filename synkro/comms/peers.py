@@ -72,6 +72,9 @@ class _Share(NamedTuple):
     target: Any
 
 
+_Shares = Mapping[tuple[int, int], _Share]  # by the place of their source and their array's number
+
+
 class Peers:
     """One rank's end of them."""
 
@@ -219,13 +222,9 @@ class Peers:
         return results
 
     def _pass_around(
-        self,
-        plans: Sequence[Sequence[Fill]],
-        mine: Arrays,
-        records: Sequence[Record],
-        shares: Mapping[tuple[int, int], _Share],
+        self, plans: Sequence[Sequence[Fill]], mine: Arrays, records: Sequence[Record], shares: _Shares
     ) -> None:
-        """Copy this rank's shares, by the place of their source and their array's number."""
+        """Copy this rank's shares."""
         own = plans[self._host.place]
         for number in range(max(map(len, plans), default=0)):
             self._show(number, own[number] if number < len(own) else (), mine)

@@ -186,9 +186,7 @@ BROKEN = "Call close() and then fork() to go on; all Data keep their contents."
 """What to do where a worker has died, and no other takes its place."""
 
 
-def worker_died(
-    ended: ProcessEnd, stderr: str, host: str = "", at: str = "", cure: str = BROKEN
-) -> WorkerDied:
+def worker_died(ended: ProcessEnd, stderr: str, host: str, at: str, cure: str) -> WorkerDied:
     """What to raise for the end of a process; on which *host* it ran is told if there are several.
 
     *at* begins the sentence, and *cure* is the one after it.
