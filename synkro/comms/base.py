@@ -23,6 +23,7 @@ from .members import Members
 from .ops import Operation
 from .records import Arrays, Record, given
 
+Read = Callable[[Record], Array]
 MESSAGE = Record("send or recv")
 _BARRIER = Record("barrier")
 
@@ -119,9 +120,7 @@ class Communicator(ABC):
         """
 
     @abstractmethod
-    def recv(
-        self, source: int, record: Record = MESSAGE, read: Callable[[Record], Array] | None = None
-    ) -> Array:
+    def recv(self, source: int, record: Record = MESSAGE, read: Read | None = None) -> Array:
         """Wait for the next array that *source* sends to this rank.
 
         *read* fetches an array that lies where the sender's record says.

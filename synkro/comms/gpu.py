@@ -7,14 +7,13 @@ others go through the host memory that the CPU workers use; those on GPUs are co
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..devices.base import Device
 from ..values.arrays import Array
-from .base import MESSAGE, Communicator
+from .base import MESSAGE, Communicator, Read
 from .direct import DirectCollectives, in_host_memory, on_gpu
 from .ops import OPERATIONS, Operation
 from .records import Arrays, Record, given
@@ -65,9 +64,7 @@ class GpuCommunicator(DirectCollectives):
                 return
         self._host.send(self._to_host(array), to, record, keep)
 
-    def recv(
-        self, source: int, record: Record = MESSAGE, read: Callable[[Record], Array] | None = None
-    ) -> Array:
+    def recv(self, source: int, record: Record = MESSAGE, read: Read | None = None) -> Array:
         fetched = None if self._peers is None else self._peers.fetched
         array = self._host.recv(source, record, fetched)
         _, theirs = self.agreement.records

@@ -29,7 +29,7 @@ from ..plan.call import Access, aligned
 from ..plan.split import split
 from ..values.arrays import Array, code_of
 from .agreement import Agreement
-from .base import MESSAGE, Communicator
+from .base import MESSAGE, Communicator, Read
 from .board import board_bytes
 from .journal import Journal
 from .meeting import Meeting
@@ -220,9 +220,7 @@ class ShmCommunicator(Communicator):
         self._reveal("send", to, [message], at)
         sent.append((self._meeting.post(rank, *at), (message, keep)))
 
-    def recv(
-        self, source: int, record: Record = MESSAGE, read: Callable[[Record], Array] | None = None
-    ) -> Array:
+    def recv(self, source: int, record: Record = MESSAGE, read: Read | None = None) -> Array:
         rank, record = self._meeting.members.ranks[source], self.agreement.addressed(record)
         at = self._meeting.fetch(rank)
         length = int(self._arena.view(at, (1,), np.int64)[0])

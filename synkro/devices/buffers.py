@@ -13,11 +13,10 @@ from typing import Any
 import cupy
 import numpy as np
 from cupy.cuda import runtime
-from numpy.typing import NDArray
 
 from ..values.arrays import Array
 from .base import Source
-from .portions import empty, fill, portions
+from .portions import Bytes, empty, fill, portions
 
 BUFFER = 1 << 22
 _THREADS = 8  # at most so many fill and empty buffers, one each
@@ -34,7 +33,7 @@ class Buffers:
         self._workers = max(1, min(_THREADS, len(os.sched_getaffinity(0))))
         self._threads = ThreadPoolExecutor(self._workers, "synkro-rows")
         # each with an event, its last copy to or from the GPU, before it is filled or emptied
-        self._buffers: deque[tuple[NDArray[np.uint8], Any]] = deque()
+        self._buffers: deque[tuple[Bytes, Any]] = deque()
 
     def load(self, source: Source, address: int, stream: Any, over: threading.Event) -> None:
         """Queue copies of the rows of *source*, in native byte order, to *address* on the GPU.
@@ -67,7 +66,7 @@ class Buffers:
     def unload(self, address: int, target: Array, stream: Any) -> None:
         """Copy what lies at *address* on the GPU into *target*; complete when it returns."""
         left = portions(Source(target), BUFFER)
-        before: list[tuple[Source, NDArray[np.uint8], Any]] = []
+        before: list[tuple[Source, Bytes, Any]] = []
         with self._lock:
             while True:
                 several = list(islice(left, self._workers))
@@ -85,7 +84,7 @@ class Buffers:
                     return
                 before = queued
 
-    def _empty(self, several: list[tuple[Source, NDArray[np.uint8], Any]]) -> None:
+    def _empty(self, several: list[tuple[Source, Bytes, Any]]) -> None:
         """Take out of buffers what has been copied into them."""
         emptying: list[Future[None]] = []
         try:
@@ -98,11 +97,7 @@ class Buffers:
             wait(emptying)
 
     def _do(
-        self,
-        what: Callable[[NDArray[np.uint8], Source], None],
-        buffer: NDArray[np.uint8],
-        portion: Source,
-        alone: bool,
+        self, what: Callable[[Bytes, Source], None], buffer: Bytes, portion: Source, alone: bool
     ) -> Future[None]:
         """Fill or empty a buffer in a thread, or at once if it is *alone*: small inputs are."""
         if not alone:
@@ -112,7 +107,7 @@ class Buffers:
         done.set_result(None)
         return done
 
-    def _take(self) -> tuple[NDArray[np.uint8], Any]:
+    def _take(self) -> tuple[Bytes, Any]:
         """The least recently used buffer, whose last copy is complete, and its event."""
         if not self._buffers:
             memory = [cupy.cuda.alloc_pinned_memory(BUFFER) for _ in range(2 * self._workers)]

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from .base import Source
 
+Bytes = NDArray[np.uint8]
+
 
 def portions(source: Source, limit: int) -> Iterator[Source]:
     """*source* in portions of at most *limit* bytes, in the order of its bytes."""
@@ -35,7 +37,7 @@ def portions(source: Source, limit: int) -> Iterator[Source]:
         yield Source(array[part]) if indices is None else Source(array, indices[part])
 
 
-def fill(buffer: NDArray[np.uint8], portion: Source) -> None:
+def fill(buffer: Bytes, portion: Source) -> None:
     """Copy the rows of *portion*, in native byte order, to the beginning of *buffer*."""
     array = portion.array
     target: NDArray[Any] = np.ndarray(portion.shape, array.dtype, buffer=buffer)
@@ -48,7 +50,7 @@ def fill(buffer: NDArray[np.uint8], portion: Source) -> None:
         target.byteswap(inplace=True)
 
 
-def empty(buffer: NDArray[np.uint8], portion: Source) -> None:
+def empty(buffer: Bytes, portion: Source) -> None:
     """Copy the beginning of *buffer* to where the rows of *portion* lie."""
     array = portion.array
     array[...] = np.ndarray(array.shape, array.dtype, buffer=buffer)

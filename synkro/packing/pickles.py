@@ -137,9 +137,10 @@ def check_cause(error: Exception, called: str, kind: type[UsageError] = InvalidV
         raise too_deep(called, kind) from None
 
 
-def kept_apart(
-    buffers: list[memoryview], least: int = OUT_OF_BAND
-) -> Callable[[pickle.PickleBuffer], bool]:
+Stays = Callable[[pickle.PickleBuffer], bool]
+
+
+def kept_apart(buffers: list[memoryview], least: int = OUT_OF_BAND) -> Stays:
     """What tells pickle which buffers stay in the stream; those of *least* bytes go to *buffers*."""
 
     def stays(buffer: pickle.PickleBuffer) -> bool:
@@ -491,12 +492,7 @@ class ByValue(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles functions and classes, and what their annotations name, for a process that has none of
     them: one that is not the program's, or *there*, where the program had them."""
 
-    def __init__(
-        self,
-        file: io.BytesIO,
-        stays: Callable[[pickle.PickleBuffer], bool] | None = None,
-        there: bool = False,
-    ) -> None:
+    def __init__(self, file: io.BytesIO, stays: Stays | None = None, there: bool = False) -> None:
         """*stays* says which buffers are in the stream; all, if it is None."""
         super().__init__(file, protocol=5, buffer_callback=stays)
         self._there = there

@@ -119,6 +119,9 @@ class Node:
 Tree = Node | None
 """The nesting of a value; None stands for a leaf."""
 
+Flat = tuple[list[Any], Tree]  # the leaves of a value, and its nesting
+Test = Callable[[Any], bool]
+
 
 def _children(value: Any) -> tuple[type, tuple[Hashable, ...], Sequence[Any]]:
     """The class to rebuild a container with, its keys and its children."""
@@ -136,9 +139,7 @@ def levels() -> int:
     return sys.getrecursionlimit() // 8
 
 
-def flatten(
-    value: Any, opens: Callable[[Any], bool] | None = None, called: str = "a value"
-) -> tuple[list[Any], Tree]:
+def flatten(value: Any, opens: Test | None = None, called: str = "a value") -> Flat:
     """The leaves of *value*, from left to right, and its tree; *opens* says which containers open.
 
     Raises: InvalidValue if what is *called* so has more than so many ``levels``, or holds itself.
@@ -149,7 +150,7 @@ def flatten(
         raise too_deep(called) from None
 
 
-def _flatten(value: Any, opens: Callable[[Any], bool] | None, left: int) -> tuple[list[Any], Tree]:
+def _flatten(value: Any, opens: Test | None, left: int) -> Flat:
     """Raises: RecursionError if there are more than so many levels *left*."""
     if not isinstance(value, _CONTAINERS) or (opens is not None and not opens(value)):
         return [value], None
@@ -165,9 +166,7 @@ def _flatten(value: Any, opens: Callable[[Any], bool] | None, left: int) -> tupl
     return leaves, Node(kind, keys, tuple(trees))
 
 
-def flatten_by(
-    spec: Any, value: Any, is_whole: Callable[[Any], bool], called: str
-) -> tuple[list[Any], Tree]:
+def flatten_by(spec: Any, value: Any, is_whole: Test, called: str) -> Flat:
     """``flatten``, but what *spec* does not reduce, and lists to gather that are *whole*, stay whole.
 
     Raises: OutputError if what is *called* so is nested too deeply.
@@ -178,9 +177,7 @@ def flatten_by(
         raise too_deep(called, OutputError) from None
 
 
-def _flatten_by(
-    spec: Any, value: Any, is_whole: Callable[[Any], bool], left: int
-) -> tuple[list[Any], Tree]:
+def _flatten_by(spec: Any, value: Any, is_whole: Test, left: int) -> Flat:
     if spec in (None, MERGE) or (spec == "gather" and type(value) is list and is_whole(value)):
         return [value], None
     if not isinstance(spec, _CONTAINERS) or not isinstance(value, _CONTAINERS):
