@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import io
 import os
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -234,8 +233,11 @@ class LentArray(NamedTuple):
 
 def opened(place: LentArray, library: str | None) -> Any:
     """The array that lies at *place*, as one of *library*.  Raises: RuntimeError if it is gone."""
-    with _open(place.process, place.fd, place.inode, "the memory of an argument") as fd:
+    fd = _open(place.process, place.fd, place.inode, "the memory of an argument")
+    try:
         memory = map_file(fd, place.nbytes, place.access)
+    finally:
+        os.close(fd)
     return handed(array_in(memory, place.region), library)
 
 
@@ -246,8 +248,11 @@ def mapped(
 
     Raises: RuntimeError if it is gone.
     """
-    with _open(*place, "the file of a memory-mapped argument") as fd:
+    fd = _open(*place, "the file of a memory-mapped argument")
+    try:
         return np.memmap(f"/proc/self/fd/{fd}", dtype, mode, offset, shape, order)
+    finally:
+        os.close(fd)
 
 
 def proxy(key: bytes, rebuild: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -259,16 +264,13 @@ def proxy(key: bytes, rebuild: Callable[..., Any], args: tuple[Any, ...]) -> Any
     return rebuild(*args)
 
 
-@contextlib.contextmanager
-def _open(process: int, number: int, inode: tuple[int, int], called: str) -> Iterator[int]:
+def _open(process: int, number: int, inode: tuple[int, int], called: str) -> int:
     try:
         fd = os.open(f"/proc/{process}/fd/{number}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise RuntimeError(f"{called} cannot be opened ({error}).") from None
-    try:
-        found = os.fstat(fd)
-        if (found.st_dev, found.st_ino) != inode:
-            raise RuntimeError(f"{called} is gone.")
-        yield fd
-    finally:
+    found = os.fstat(fd)
+    if (found.st_dev, found.st_ino) != inode:
         os.close(fd)
+        raise RuntimeError(f"{called} is gone.")
+    return fd
