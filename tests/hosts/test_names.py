@@ -34,6 +34,7 @@ def test_names(hosts, found):
 @pytest.mark.parametrize(
     ("hosts", "error", "says"),
     [
+        ("mpi", InvalidValue, "Start it by mpiexec -n HOSTS -ppn 1 python -m synkro.hosts prog.py"),
         ([], InvalidValue, "hosts= names no host"),
         (7, InvalidType, 'must be a list of names, such as ["h1", "h2:4"]'),
         ({"h1": 4}, InvalidType, "must be a list of names"),
@@ -54,7 +55,8 @@ def test_names(hosts, found):
         ("pbs", InvalidValue, "PBS_NODEFILE is not set"),
     ],
 )
-def test_what_names_no_hosts(hosts, error, says):
+def test_what_names_no_hosts(monkeypatch, hosts, error, says):
+    monkeypatch.delenv("SYNKRO_GATEWAY", raising=False)
     with pytest.raises(error, match=re.escape(says)):
         reached(hosts, None)
 
@@ -71,26 +73,21 @@ def test_hostfiles(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "names no host"),
-        ("# nothing\n", "names no host"),
-        ("h1\nh2 cores=4\n", "line 2 of the hostfile"),
-        ("h1 slots=0\n", "line 1 of the hostfile"),
-        ("h1:2 slots=4\n", "'h1:2 slots=4'"),
-        ("h1!\n", "'h1!' is no name of a host"),
+        (b"", "names no host"),
+        (b"# nothing\n", "names no host"),
+        (b"h1\nh2 cores=4\n", "line 2 of the hostfile"),
+        (b"h1 slots=0\n", "line 1 of the hostfile"),
+        (b"h1:2 slots=4\n", "'h1:2 slots=4'"),
+        (b"h1!\n", "'h1!' is no name of a host"),
+        (b"\xff\xfe", "cannot be read"),
+        (None, "cannot be read"),  # where there is none
     ],
 )
 def test_wrong_hostfiles(tmp_path, text, says):
-    (tmp_path / "hosts").write_text(text)
+    if text is not None:
+        (tmp_path / "hosts").write_bytes(text)
     with pytest.raises(InvalidValue, match=re.escape(says)):
         named(tmp_path / "hosts", {})
-
-
-def test_a_hostfile_that_cannot_be_read(tmp_path):
-    with pytest.raises(InvalidValue, match="cannot be read"):
-        named(tmp_path / "nowhere", {})
-    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    with pytest.raises(InvalidValue, match="cannot be read"):
-        named(tmp_path / "bytes", {})
 
 
 @pytest.mark.parametrize(
@@ -177,25 +174,20 @@ def test_what_reaches_hosts(programs):
 @pytest.mark.parametrize(
     ("launcher", "there", "says"),
     [
-        ("nowhere", [], "launcher='nowhere': there is no such program. Give 'ssh', 'slurm', or one"),
-        ("slurm", [], "launcher='slurm' calls srun, which is not here"),
-        ("slurm", ["srun"], "SLURM_JOB_ID is not set"),
+        ("nowhere", [], ": there is no such program. Give 'ssh', 'slurm', or one"),
+        ("", [], ": there is no such program. Give 'ssh', 'slurm', or one"),
+        ("slurm", [], " calls srun, which is not here"),
+        ("slurm", ["srun"], " starts processes in a job of SLURM's, and SLURM_JOB_ID is not set"),
+        ("./text", [], " is no program (chmod +x makes it one)"),
+        (".", [], " is a folder"),
     ],
 )
-def test_what_reaches_no_hosts(programs, launcher, there, says):
+def test_what_reaches_no_hosts(programs, tmp_path, monkeypatch, launcher, there, says):
     programs(*there)
-    with pytest.raises(InvalidValue, match=re.escape(says)):
-        launcher_of(launcher, {})
-
-
-@pytest.mark.parametrize(
-    ("name", "says"), [("text", "is no program (chmod +x makes it one)"), ("", "is a folder")]
-)
-def test_what_is_there_and_is_no_launcher(tmp_path, name, says):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "text").touch()
-    path = str(tmp_path / name)
-    with pytest.raises(InvalidValue, match=re.escape(f"launcher={path!r} {says}")):
-        launcher_of(path, {})
+    with pytest.raises(InvalidValue, match=re.escape(f"launcher={launcher!r}{says}")):
+        launcher_of(launcher, {})
 
 
 def test_the_key_and_the_environment_are_in_no_agent(programs):
@@ -232,11 +224,8 @@ def test_what_a_launcher_told_one_process_is_passed_to_none():
     assert clean(told | kept) == kept
 
 
-def test_hosts_of_mpi_without_a_start(monkeypatch):
-    monkeypatch.delenv("SYNKRO_GATEWAY", raising=False)
-    with pytest.raises(InvalidValue, match=r"python -m synkro\.hosts prog\.py"):
-        reached("mpi", None)
-    with pytest.raises(InvalidValue, match="are there already"):
+def test_hosts_of_mpi_have_no_launcher():
+    with pytest.raises(InvalidValue, match="are there already, and launcher='ssh' would start some"):
         reached("mpi", "ssh")
 
 
@@ -282,42 +271,38 @@ def test_numbers_that_contradict_each_other(hosts, wanted, says):
 
 
 @pytest.mark.parametrize(
-    ("options", "error"),
+    ("hosts", "options", "error", "says"),
     [
-        ({"n_parallel": "2"}, InvalidType),
-        ({"n_parallel": 2.5}, InvalidType),
-        ({"n_parallel": True}, InvalidType),
-        ({"n_parallel": -2}, InvalidValue),
-        ({"threads_per_worker": 0}, InvalidValue),
-        ({"preallocate": 3}, InvalidValue),
-        ({"master_rank": -1}, InvalidValue),
-        ({"devices": "gpu"}, InvalidValue),
-        ({"devices": "a->cpu;a->cpu"}, InvalidValue),
-        ({"host_timeout": True}, InvalidType),
-        ({"trusted_network": 1}, InvalidType),
-        ({"trusted_network": "yes"}, InvalidType),
-    ],
-)
-def test_what_cannot_be_is_refused_before_hosts_are_asked(options, error):
-    """The launcher is no program, which is told when they are."""
-    with pytest.raises(error, match=next(iter(options)).replace("n_parallel", "number of workers")):
-        Session(hosts="h1,h2", launcher=os.sep, **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"n_parallel": 5}, "n_parallel=5, but hosts= asks for 3 ranks (h1 has 1, h2 has 2)"),
+        *[
+            ("h1,h2", {"n_parallel": each}, InvalidType, "number of workers")
+            for each in ("2", 2.5, True)
+        ],
+        ("h1,h2", {"n_parallel": -2}, InvalidValue, "number of workers"),
+        ("h1,h2", {"threads_per_worker": 0}, InvalidValue, "threads_per_worker"),
+        ("h1,h2", {"preallocate": 3}, InvalidValue, "preallocate"),
+        ("h1,h2", {"master_rank": -1}, InvalidValue, "master_rank"),
+        ("h1,h2", {"devices": "gpu"}, InvalidValue, "devices"),
+        ("h1,h2", {"devices": "a->cpu;a->cpu"}, InvalidValue, "devices"),
+        ("h1,h2", {"host_timeout": True}, InvalidType, "host_timeout"),
+        *[("h1,h2", {"trusted_network": each}, InvalidType, "trusted_network") for each in (1, "yes")],
         (
+            "h1:1,h2:2",
+            {"n_parallel": 5},
+            InvalidValue,
+            "n_parallel=5, but hosts= asks for 3 ranks (h1 has 1, h2 has 2)",
+        ),
+        (
+            "h1:1,h2:2",
             {"devices": ["cpu", "cpu"]},
+            InvalidValue,
             "lists 2 devices for each host (['cpu', 'cpu']), but hosts= gives",
         ),
     ],
 )
-def test_numbers_that_contradict_each_other_before_hosts_are_asked(options, says):
+def test_what_cannot_be_is_refused_before_hosts_are_asked(hosts, options, error, says):
     """The launcher is no program, which is told when they are."""
-    with pytest.raises(InvalidValue, match=re.escape(says)):
-        Session(hosts=["h1:1", "h2:2"], launcher=os.sep, **options)
+    with pytest.raises(error, match=re.escape(says)):
+        Session(hosts=hosts, launcher=os.sep, **options)
 
 
 @pytest.mark.parametrize("launcher", [5, True, ["ssh"], b"ssh", object()])
