@@ -1,5 +1,6 @@
 """What stands open while hosts work together: mpiexec's port, and what the environment travels by."""
 
+import functools
 import json
 import os
 import re
@@ -10,8 +11,7 @@ import sys
 import pytest
 
 from support.examples import given, st
-from support.hosts import OPEN_MPI, processes_of
-from support.programs import ROOT
+from support.hosts import OPEN_MPI
 from support.schedulers import pbs
 from support.waiting import wait_until
 from synkro.hosts.launch import exported, needed
@@ -45,14 +45,8 @@ def test_a_shell_takes_over_what_is_exported(shell, environment):
     """But for what it has of its own, and what no shell can name."""
     if shutil.which(shell) is None:
         pytest.skip(f"there is no {shell}")
-    environment |= {
-        "UID": "7",
-        "PPID": "1",
-        "IFS": "x",
-        "BASHOPTS": "no",
-        "a b": "",
-        "QUOTED": "it's $HOME\n",
-    }
+    environment |= {"UID": "7", "PPID": "1", "IFS": "x", "BASHOPTS": "no"}
+    environment |= {"a b": "", "QUOTED": "it's $HOME\n"}
     show = [sys.executable, "-ISc", "import json, os; print(json.dumps(dict(os.environ)))"]
     done = subprocess.run(
         [shell, "-c", exported(environment) + 'exec "$@"', shell, *show],
@@ -70,45 +64,13 @@ def test_a_shell_takes_over_what_is_exported(shell, environment):
 
 
 def test_mpiexec_gets_what_an_interpreter_needs_and_no_secret():
-    secrets = dict.fromkeys(
-        [
-            "AWS_SECRET_ACCESS_KEY",
-            "MY_TOKEN",
-            "PGPASSWORD",
-            "SSH_AUTH_SOCK",
-            "PYTHON_KEY",
-            "SLURM_JWT",
-            "FIX",
-        ],
-        "secret",
-    )
-    own = dict.fromkeys(
-        ["PATH", "HOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "PYTHONHOME", "UCX_TLS", "OMPI_MCA_btl"],
-        "x",
-    )
-    assert needed(secrets | own) == own
+    secrets = "AWS_SECRET_ACCESS_KEY MY_TOKEN PGPASSWORD SSH_AUTH_SOCK PYTHON_KEY SLURM_JWT FIX"
+    own = "PATH HOME LD_LIBRARY_PATH LANG LC_ALL PYTHONHOME UCX_TLS OMPI_MCA_btl"
+    environment = dict.fromkeys([*secrets.split(), *own.split()], "x")
+    assert needed(environment) == dict.fromkeys(own.split(), "x")
 
 
 # ── on hosts ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.fixture
-def nothing_is_left(hosts, tmp_path):
-    yield
-    assert wait_until(lambda: not processes_of(tmp_path), seconds=10), processes_of(tmp_path)
-    assert wait_until(lambda: not hosts.shared_files()), hosts.shared_files()
-
-
-def on(hosts, folder, name, code, *arguments, **variables):
-    """Start a program of Python's on a host."""
-    return subprocess.Popen(
-        hosts.on(name, sys.executable, "-B", "-c", code, *arguments),
-        env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "TMPDIR": str(folder), **variables},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 RECORDED = """
@@ -157,10 +119,9 @@ print(sum(lines(), []))
 
 @pytest.mark.hosts
 @pytest.mark.counted_once
+@pytest.mark.usefixtures("nothing_left_there")
 @pytest.mark.parametrize("secret", [True, False], ids=["ssh", "pbs_tmrsh"])
-def test_the_environment_comes_by_the_launcher_or_in_the_first_message(
-    hosts, tmp_path, nothing_is_left, secret
-):
+def test_the_environment_comes_by_the_launcher_or_in_the_first_message(hosts, tmp_path, secret):
     """MPI carries it in the clear, which is told, as is the key then."""
     (tmp_path / "sitecustomize.py").write_text(f"FOLDER = {str(tmp_path)!r}\n{RECORDED}")
     options, variables = {"hosts": "h1:1,h2:1", "launcher": str(hosts.launcher)}, {}
@@ -168,14 +129,12 @@ def test_the_environment_comes_by_the_launcher_or_in_the_first_message(
         (tmp_path / "bin").mkdir()
         options, variables = {"hosts": "pbs"}, pbs(hosts, tmp_path / "bin", ("h1", "h2"))
     own = {"MY_TOKEN": "only for workers", "OMP_NUM_THREADS": "3"}
-    out, err = on(hosts, tmp_path, "h1", ASKED, repr(options), **variables, **own).communicate(
-        timeout=60
-    )
-    assert out == "('srekrow rof ylno', '3')\n[]\n", err
+    done = hosts.python(tmp_path, ASKED, repr(options), **variables, **own)
+    assert done.stdout == "('srekrow rof ylno', '3')\n[]\n", done.stderr
     sent = b"".join(path.read_bytes() for path in tmp_path.glob("sent-*"))
     assert len(sent) > 1000
     assert (b"only for workers" in sent) is not secret
-    assert ("the key of their digests went over MPI, in the clear" in err) is not secret
+    assert ("the key of their digests went over MPI, in the clear" in done.stderr) is not secret
 
 
 KNOCKS = """
@@ -216,23 +175,25 @@ except synk.SynkroError as error:
 
 @pytest.mark.hosts
 @pytest.mark.counted_once
+@pytest.mark.usefixtures("nothing_left_there")
 @pytest.mark.skipif(OPEN_MPI, reason="it is MPICH's mpiexec that says so")
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_somebody_else_at_mpiexec_s_port(hosts, tmp_path, nothing_is_left, moment):
+def test_somebody_else_at_mpiexec_s_port(hosts, tmp_path, moment):
     """Who comes before the process of a host hears no secret; who comes after it ends the session."""
+    begin = functools.partial(hosts.begin, tmp_path, sys.executable, "-B", "-c", stderr=subprocess.PIPE)
     launcher = tmp_path / "holds"
     launcher.write_text(HOLDS.format(folder=tmp_path, launcher=hosts.launcher))
     launcher.chmod(0o700)
     go = tmp_path / "go"
     if moment == "after":
         go.touch()
-    program = on(hosts, tmp_path, "h1", WAITS, launcher, MY_TOKEN="a secret")
+    program = begin(WAITS, launcher, MY_TOKEN="a secret")
     if moment == "after":
         assert program.stdout.readline() == "ready\n"
     assert wait_until((tmp_path / "called").exists, seconds=30)
     assert wait_until(lambda: "--proxy-id" in (tmp_path / "called").read_text())
     port = re.search(r"--control-port \S+?:(\d+)", (tmp_path / "called").read_text())[1]
-    knocks = on(hosts, tmp_path, "h3", KNOCKS, port, "1")
+    knocks = begin(KNOCKS, port, "1", on="h3")
     heard = knocks.stdout.readline()
     if moment == "before":
         assert "PATH=" in heard

@@ -5,17 +5,19 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 
 import pytest
 
 from support.hosts import OPEN_MPI, processes_of, run
-from support.programs import ROOT
 from support.waiting import wait_until
 
-pytestmark = [pytest.mark.hosts, pytest.mark.counted_once]
+pytestmark = [
+    pytest.mark.hosts,
+    pytest.mark.counted_once,
+    pytest.mark.usefixtures("nothing_left_there"),
+]
 SILENCE = 2  # host_timeout
 
 PROGRAM = """
@@ -75,11 +77,7 @@ class Program:
     """It runs on h1, and has told which processes there are."""
 
     def __init__(self, hosts, folder, phase):
-        command = hosts.on("h1", sys.executable, "-c", PROGRAM, hosts.launcher, phase)
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
+        self.process = hosts.begin(folder, sys.executable, "-c", PROGRAM, hosts.launcher, phase)
         self.pids = self.hear()
 
     def hear(self):
@@ -99,9 +97,15 @@ class Program:
         self.process.stdout.close()
 
 
-def left(hosts, folder):
-    """What is left of a program: processes, files in /dev/shm, files in its folder."""
-    return processes_of(folder), hosts.shared_files(), list(folder.iterdir())
+@pytest.fixture
+def no_file_is_left(hosts, tmp_path):
+    """After the test, but for those that it has written itself."""
+    yield
+    ours = {"few", "flag", "sitecustomize.py"}
+    assert wait_until(lambda: ours.issuperset(os.listdir(tmp_path)), 10), os.listdir(tmp_path)
+
+
+no_files = pytest.mark.usefixtures("no_file_is_left")
 
 
 FAULTS = {
@@ -136,6 +140,7 @@ def phases_of(fault):
     return [pytest.param(phase, marks=marks[phase]) for phase in PHASES]
 
 
+@no_files
 @pytest.mark.parametrize(
     ("fault", "phase"),
     [
@@ -164,15 +169,14 @@ def test_a_fault_is_told_and_nothing_is_left(hosts, tmp_path, fault, phase):
         program.go_on()
         assert program.hear() == {"total": 7.0}
         assert program.process.wait(30) == 0
-    assert wait_until(lambda: not any(left(hosts, tmp_path)), seconds=10), left(hosts, tmp_path)
 
 
+@no_files
 @pytest.mark.parametrize("phase", phases_of("network"))
 def test_a_network_that_breaks_is_told(hosts, tmp_path, phase):
     with Program(hosts, tmp_path, phase) as program:
         time.sleep(0.3)
-        hosts.link("h2", up=False)
-        try:
+        with hosts.cut_off("h2"):
             if phase == "idle":
                 program.go_on()
             told = program.hear()
@@ -181,12 +185,9 @@ def test_a_network_that_breaks_is_told(hosts, tmp_path, phase):
             assert heard or OPEN_MPI, told  # whose mpiexec may find that out before
             assert program.hear()["closed"] < 10
             assert wait_until(lambda: processes_of(tmp_path) == {program.process.pid}, 10)
-        finally:
-            hosts.link("h2", up=True)
         program.go_on()
         assert program.hear() == {"total": 7.0}
         assert program.process.wait(30) == 0
-    assert wait_until(lambda: not any(left(hosts, tmp_path)), seconds=10), left(hosts, tmp_path)
 
 
 SLOW = """
@@ -199,6 +200,7 @@ print(total(np.ones(3 << 20)) == 3 << 20)  # of which h2 gets 12 MB
 """.replace("SILENCE", str(SILENCE))
 
 
+@no_files
 @pytest.mark.skipif(OPEN_MPI, reason="it sends pieces at the same time, and all come late")
 @pytest.mark.parametrize("network", ["trusted", "other"])
 def test_a_slow_network_loses_no_host(hosts, tmp_path, network):
@@ -212,7 +214,6 @@ def test_a_slow_network_loses_no_host(hosts, tmp_path, network):
     finally:
         run(*hosts.on("h1", "tc", "qdisc", "delete", "dev", "eth0", "root"))
     assert done.stdout == "True\n", done.stderr
-    assert wait_until(lambda: not any(left(hosts, tmp_path)), seconds=10), left(hosts, tmp_path)
 
 
 APART = """
@@ -234,13 +235,7 @@ except synk.HostLost as error:
 def test_hosts_that_do_not_hear_each_other_are_told(hosts, tmp_path):
     """Where the main process's hears both."""
     away = {"h2": "10.77.0.3", "h3": "10.77.0.2"}
-    with subprocess.Popen(
-        hosts.on("h1", sys.executable, "-c", APART, hosts.launcher),
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as program:
+    with hosts.begin(tmp_path, sys.executable, "-c", APART, hosts.launcher) as program:
         assert program.stdout.readline() == "ready\n"
         for name, address in away.items():
             run(*hosts.on(name, "ip", "route", "add", "blackhole", address))
@@ -253,7 +248,6 @@ def test_hosts_that_do_not_hear_each_other_are_told(hosts, tmp_path):
     rank = {"h2": 1, "h3": 2}[one]
     silent = f"nothing was heard of it for {SILENCE} s (host_timeout=) on {other}"
     assert out.startswith(f"{one} the host {one} (rank {rank}) is lost: {silent}. Call close()"), out
-    assert wait_until(lambda: not (processes_of(tmp_path) or hosts.shared_files()), seconds=10)
 
 
 @pytest.mark.parametrize("phase", phases_of("main"))
@@ -263,7 +257,6 @@ def test_a_main_program_that_is_killed_leaves_nothing(hosts, tmp_path, phase):
         os.kill(program.process.pid, signal.SIGKILL)
         program.process.wait(10)
         assert wait_until(lambda: not processes_of(tmp_path), seconds=10), processes_of(tmp_path)
-    assert not hosts.shared_files()
 
 
 FEW = """#!/bin/sh
@@ -283,6 +276,7 @@ print(synk.function(lambda: 1, outputs="sum")())
 """
 
 
+@no_files
 def test_workers_that_cannot_be_started_on_another_host(hosts, tmp_path):
     launcher = tmp_path / "few"
     launcher.write_text(FEW.format(launcher=hosts.launcher))
@@ -292,8 +286,6 @@ def test_workers_that_cannot_be_started_on_another_host(hosts, tmp_path):
     assert "on h2: " in error
     assert "Too many open files" in error
     assert one == "2"
-    launcher.unlink()
-    assert wait_until(lambda: not any(left(hosts, tmp_path)), seconds=10), left(hosts, tmp_path)
 
 
 PLANTED = """
@@ -324,6 +316,7 @@ assert not os.path.exists(path)
 """
 
 
+@no_files
 def test_the_error_names_a_log_that_stays_until_a_session_ends_well(hosts, tmp_path):
     flag = tmp_path / "flag"
     flag.touch()
@@ -331,8 +324,6 @@ def test_the_error_names_a_log_that_stays_until_a_session_ends_well(hosts, tmp_p
     prefix = "" if OPEN_MPI else "[h2] "
     done = hosts.python(tmp_path, LOGGED, hosts.launcher, flag, prefix, PYTHONDONTWRITEBYTECODE="1")
     assert done.returncode == 0, done.stderr
-    (tmp_path / "sitecustomize.py").unlink()
-    assert wait_until(lambda: not any(left(hosts, tmp_path)), seconds=10), left(hosts, tmp_path)
 
 
 BEGINNING = """
@@ -379,7 +370,6 @@ def test_a_process_that_ends_or_stops_at_the_start_is_told(hosts, tmp_path, what
     done = hosts.python(tmp_path, TWICE, hosts.launcher, flag, timeout=40)
     assert re.search(says, done.stdout, re.DOTALL), done.stdout + done.stderr
     assert done.stdout.endswith("\n2\n"), done.stderr
-    assert wait_until(lambda: not (processes_of(tmp_path) or hosts.shared_files()), seconds=10)
 
 
 @pytest.mark.parametrize("ends", ["told", "killed"])
@@ -387,8 +377,7 @@ def test_a_process_that_is_stopped_does_not_stay_where_its_network_breaks(hosts,
     """Also if the main program is killed before it is told."""
     with Program(hosts, tmp_path, "call") as program:
         os.kill(program.pids["leader"], signal.SIGSTOP)
-        hosts.link("h2", up=False)
-        try:
+        with hosts.cut_off("h2"):
             if ends == "told":
                 told = program.hear()
                 assert (told["error"], told["host"]) == ("HostLost", "h2"), told
@@ -398,10 +387,6 @@ def test_a_process_that_is_stopped_does_not_stay_where_its_network_breaks(hosts,
                 program.process.wait()
             main = {program.process.pid} if ends == "told" else set()
             assert wait_until(lambda: processes_of(tmp_path) == main, seconds=10)
-        finally:
-            hosts.link("h2", up=True)
-    assert wait_until(lambda: not processes_of(tmp_path), seconds=10)
-    assert not hosts.shared_files()
 
 
 LATE = """
@@ -480,6 +465,7 @@ for call in (synk.function(fail, outputs=[]), lambda: synk.map(fail, [0.01] * 50
 """
 
 
+@no_files
 def test_errors_name_the_host(hosts, tmp_path):
     done = hosts.python(tmp_path, NAMED, hosts.launcher)
     one, other, late = done.stdout.splitlines()
@@ -488,4 +474,3 @@ def test_errors_name_the_host(hosts, tmp_path):
     assert late.startswith(
         "(1,) ('h2',) no answer within the timeout of 0.5 s from rank 1: rank 1 (h2, pid "
     )
-    assert wait_until(lambda: not any(left(hosts, tmp_path)), seconds=10), left(hosts, tmp_path)

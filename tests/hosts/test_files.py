@@ -1,12 +1,7 @@
 """Arrays in files over several hosts: each opens the file at its path."""
 
-import sys
-
 import numpy as np
 import pytest
-
-from support.hosts import run
-from support.programs import ROOT
 
 pytestmark = [pytest.mark.hosts, pytest.mark.counted_once]
 
@@ -32,13 +27,6 @@ except OSError as error:
 """
 
 
-def said(hosts, folder, path):
-    command = hosts.on(
-        "h1", "env", f"PYTHONPATH={ROOT}", f"TMPDIR={folder}", sys.executable, "-c", PROGRAM
-    )
-    return run(*command, hosts.launcher, path)
-
-
 def test_each_host_opens_the_file(hosts, tmp_path):
     h5py = pytest.importorskip("h5py", reason="needs h5py (the extra files)")
     (tmp_path / "data").mkdir()
@@ -47,11 +35,9 @@ def test_each_host_opens_the_file(hosts, tmp_path):
         file.create_dataset(
             "x", data=np.arange(3e3).reshape(1000, 3), chunks=(70, 2), compression="gzip"
         )
-    assert said(hosts, tmp_path, path) == "the rows are right\n"
-    run(*hosts.on("h2", "mount", "-t", "tmpfs", "none", path.parent))
-    try:
-        error = said(hosts, tmp_path, path)
-    finally:
-        run(*hosts.on("h2", "umount", path.parent))
+    done = hosts.python(tmp_path, PROGRAM, hosts.launcher, path)
+    assert done.stdout == "the rows are right\n", done.stderr
+    with hosts.mounted("h2", "-t", "tmpfs", "none", path.parent):
+        error = hosts.python(tmp_path, PROGRAM, hosts.launcher, path).stdout
     assert "rank 1 (h2) failed in the function 'rows'" in error
     assert f"{path} is not there any more" in error

@@ -2,14 +2,12 @@
 
 import os
 import signal
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 
 from support.hosts import processes_of, run
-from support.programs import ROOT
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.counted_once]
@@ -49,15 +47,9 @@ class Program:
 
     def __init__(self, hosts, folder, path):
         self.errors = folder / "stderr"
+        command = [sys.executable, "-c", PROGRAM, hosts.launcher, path]
         with self.errors.open("w") as errors:
-            self.process = subprocess.Popen(
-                hosts.on("h1", sys.executable, "-c", PROGRAM, hosts.launcher, path),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
-            )
+            self.process = hosts.begin(folder, *command, stderr=errors)
 
     def tell(self, line):
         self.process.stdin.write(f"{line}\n")
@@ -90,7 +82,7 @@ class Program:
 
 @pytest.fixture
 def path(hosts, tmp_path):
-    """A file in a folder of its own; nothing is left after the test."""
+    """A file in a folder of its own; no other one is left after the test."""
     (tmp_path / "data").mkdir()
     path = tmp_path / "data" / "x.npy"
     np.save(path, np.arange(ROWS * COLUMNS).reshape(ROWS, COLUMNS))
@@ -102,10 +94,7 @@ def path(hosts, tmp_path):
 
 def received(hosts):
     """The bytes that h2 has received from others until now."""
-    (line,) = (
-        line for line in run(*hosts.on("h2", "cat", "/proc/net/dev")).splitlines() if "eth0" in line
-    )
-    return int(line.partition(":")[2].split()[0])
+    return int(run(*hosts.on("h2", "cat", "/sys/class/net/eth0/statistics/rx_bytes")))
 
 
 MISSING = "Synkro: h2 does not have the file of the Data 'x': what is read of it is sent there"
@@ -149,42 +138,32 @@ def a_pipe(path, other):
 def test_another_file_at_its_path_is_not_taken(hosts, tmp_path, path, made):
     other = tmp_path / "data" / "other.npy"
     made(path, other)
-    run(*hosts.on("h2", "mount", "--bind", other, path))
     before = received(hosts)
-    try:
-        with Program(hosts, tmp_path, path) as program:
-            program.ask("fork")
-            program.ask("check")
-    finally:
-        run(*hosts.on("h2", "umount", path))
+    with hosts.mounted("h2", "--bind", other, path), Program(hosts, tmp_path, path) as program:
+        program.ask("fork")
+        program.ask("check")
     assert program.said().count(MISSING) == 1
     assert received(hosts) - before > SIZE / 2
 
 
 def test_a_file_that_another_host_does_not_have(hosts, tmp_path, path):
-    run(*hosts.on("h2", "mount", "-t", "tmpfs", "none", path.parent))
-    try:
-        with Program(hosts, tmp_path, path) as program:
-            program.ask("fork")
-            program.ask("check")
-    finally:
-        run(*hosts.on("h2", "umount", path.parent))
+    empty = hosts.mounted("h2", "-t", "tmpfs", "none", path.parent)
+    with empty, Program(hosts, tmp_path, path) as program:
+        program.ask("fork")
+        program.ask("check")
     assert program.said().count(MISSING) == 1
 
 
 def test_inputs_that_take_long_to_get_there_are_told(hosts, tmp_path, path):
     np.save(path, np.ones((4 * ROWS, COLUMNS)))  # of which a half is more than the kernel takes
-    run(*hosts.on("h2", "mount", "-t", "tmpfs", "none", path.parent))
-    try:
-        with Program(hosts, tmp_path, path) as program:
-            leader = program.ask("fork")
-            os.kill(leader, signal.SIGSTOP)
-            program.tell("check")
-            try:
-                said = "Synkro: pushing 64.0 MB of the Data 'x' to h2…"
-                assert wait_until(lambda: said in program.said(), seconds=8), program.said()
-            finally:
-                os.kill(leader, signal.SIGCONT)
-            program.hear()
-    finally:
-        run(*hosts.on("h2", "umount", path.parent))
+    empty = hosts.mounted("h2", "-t", "tmpfs", "none", path.parent)
+    with empty, Program(hosts, tmp_path, path) as program:
+        leader = program.ask("fork")
+        os.kill(leader, signal.SIGSTOP)
+        program.tell("check")
+        try:
+            said = "Synkro: pushing 64.0 MB of the Data 'x' to h2…"
+            assert wait_until(lambda: said in program.said(), seconds=8), program.said()
+        finally:
+            os.kill(leader, signal.SIGCONT)
+        program.hear()

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from support.hosts import MPIEXEC, OPEN_MPI, processes_of
-from support.programs import ROOT
+from support.hosts import MPIEXEC, OPEN_MPI
 from support.schedulers import pbs, slurm
-from support.waiting import wait_until
 
-pytestmark = [pytest.mark.hosts, pytest.mark.counted_once]
+pytestmark = [
+    pytest.mark.hosts,
+    pytest.mark.counted_once,
+    pytest.mark.usefixtures("nothing_left_there", "no_folder_is_left"),
+]
 
 SESSION = """
 import sys, os, socket, numpy as np, synkro as synk
@@ -26,11 +28,9 @@ def where(**options):
 """
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_left(hosts, tmp_path):
+@pytest.fixture
+def no_folder_is_left(tmp_path):
     yield
-    assert wait_until(lambda: not processes_of(tmp_path), seconds=10), processes_of(tmp_path)
-    assert not hosts.shared_files()
     assert not list(tmp_path.glob("synkro-*"))
 
 
@@ -47,19 +47,8 @@ def start(hosts, tmp_path):
     started = []
 
     def start(*command, **variables):
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), **variables}
-        program = subprocess.Popen(
-            hosts.on("h1", *command),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-            cwd=ROOT,
-            start_new_session=True,
-        )
-        started.append(program)
-        return program
+        started.append(hosts.begin(tmp_path, *command, stderr=subprocess.PIPE, **variables))
+        return started[-1]
 
     yield start
     for program in started:
@@ -93,30 +82,23 @@ def finished(program, stdin=""):
 # ── jobs ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("how", ['hosts="slurm"', 'hosts=["h1", "h3"], launcher="slurm"'])
-def test_in_a_job_of_slurm(hosts, job, run, how):
-    done = run(f"print(sorted(set(where({how}))))", **slurm(hosts, job, "h[1,3]"))
-    assert done.stdout == "['h1', 'h3']\n", done.stderr
-
-
-def test_the_program_stands_outside_of_the_job_of_slurm(hosts, job, run):
-    done = run('print(sorted(set(where(hosts="slurm"))))', **slurm(hosts, job, "h[2-3]"))
-    assert done.stdout == "['h2', 'h3']\n", done.stderr
+@pytest.mark.parametrize(
+    ("how", "nodes", "found"),
+    [
+        ('hosts="slurm"', "h[1,3]", ["h1", "h3"]),
+        ('hosts=["h1", "h3"], launcher="slurm"', "h[1,3]", ["h1", "h3"]),
+        ('hosts="slurm"', "h[2-3]", ["h2", "h3"]),  # the program stands outside of the job
+    ],
+)
+def test_in_a_job_of_slurm(hosts, job, run, how, nodes, found):
+    done = run(f"print(sorted(set(where({how}))))", **slurm(hosts, job, nodes))
+    assert done.stdout == f"{found}\n", done.stderr
 
 
 def test_a_host_that_is_not_in_the_job_of_slurm(hosts, job, run):
     done = run('where(hosts="h1,h2,h3", launcher="slurm")', **slurm(hosts, job, "h[1-2]"))
     assert "h3 cannot be reached by srun" in done.stderr
     assert "not in this job" in done.stderr
-
-
-def test_outside_of_jobs(hosts, job, run):
-    assert "SLURM_JOB_NODELIST is not set" in run('where(hosts="slurm")').stderr
-    assert "PBS_NODEFILE is not set" in run('where(hosts="pbs")').stderr
-    code = 'where(hosts=["h1", "h2"], launcher="slurm")'
-    assert "calls srun, which is not here" in run(code).stderr
-    path = slurm(hosts, job)["PATH"]
-    assert "SLURM_JOB_ID is not set: this is none" in run(code, PATH=path).stderr
 
 
 @pytest.mark.parametrize("tmrsh", [False, True], ids=["ssh", "pbs_tmrsh"])
@@ -196,18 +178,17 @@ def test_a_program_on_all_hosts(started, program, tmp_path):
     assert done.returncode == 3
 
 
+BESIDE = """
+import beside
+with synk.Session(hosts="mpi", verbose=False) as session:
+    print(session.function(beside.double, outputs="gather")(np.arange(12)))
+"""
+
+
 @ONE
 def test_it_imports_what_lies_beside_it(started, program, tmp_path):
     (tmp_path / "beside.py").write_text("def double(x):\n    return 2 * x\n")
-    done = finished(
-        started(
-            program(
-                "import beside\n"
-                'with synk.Session(hosts="mpi", verbose=False) as session:\n'
-                '    print(session.function(beside.double, outputs="gather")(np.arange(12)))\n'
-            )
-        )
-    )
+    done = finished(started(program(BESIDE)))
     assert done.stdout == "[ 0  2  4  6  8 10 12 14 16 18 20 22]\n", done.stderr
     assert done.returncode == 0
 
@@ -221,17 +202,12 @@ def test_modules_and_code(started):
 
 
 @ONE
-def test_it_is_told_that_the_key_goes_over_mpi(started):
-    code = "import os, synkro as synk; synk.fork(hosts='mpi', devices='cpu'); print(synk.size())"
-    done = finished(started("-c", code))
-    assert "Synkro: the key of their digests went over MPI, in the clear" in done.stderr, done.stdout
-
-
-@ONE
 def test_an_exception_in_it(started, program):
-    done = finished(started(program('synk.fork(hosts="mpi", verbose=False)\nraise KeyError("mine")')))
+    """And that the key goes over MPI is told."""
+    done = finished(started(program('synk.fork(hosts="mpi", devices="cpu")\nraise KeyError("mine")')))
     assert done.returncode == 1
     assert "KeyError: 'mine'" in done.stderr
+    assert "Synkro: the key of their digests went over MPI, in the clear" in done.stderr
 
 
 @ONE
@@ -317,12 +293,6 @@ def test_a_plain_start_of_copies_is_refused(started, program):
 # ── what does not fit ────────────────────────────────────────────────────────────────────────────────
 
 
-def test_without_such_a_start(run):
-    done = run('where(hosts="mpi")')
-    assert "Start it by mpiexec -n HOSTS -ppn 1 python -m synkro.hosts prog.py" in done.stderr
-    assert "and launcher='ssh' would start some" in run('where(hosts="mpi", launcher="ssh")').stderr
-
-
 def test_one_session_at_a_time(start, program):
     path = program('synk.fork(hosts="mpi", verbose=False)\nwhere(hosts="mpi")')
     done = finished(start(sys.executable, "-m", "synkro.hosts", path))
@@ -330,13 +300,8 @@ def test_one_session_at_a_time(start, program):
 
 
 def test_srun_without_mpi(hosts, job, start, program):
-    done = finished(
-        start(
-            *("srun", "--mpi=none", "--ntasks-per-node=1", sys.executable, "-m", "synkro.hosts"),
-            program("print('started')"),
-            **slurm(hosts, job),
-        )
-    )
+    srun = ["srun", "--mpi=none", "--ntasks-per-node=1", sys.executable, "-m", "synkro.hosts"]
+    done = finished(start(*srun, program("print('started')"), **slurm(hosts, job)))
     assert done.returncode != 0
     assert "started" not in done.stdout
     assert "3 processes were started, but MPI sees 1 of them" in done.stderr
@@ -353,7 +318,5 @@ def test_the_former_name(start, program):
     path = program("print('the program runs')")
     done = finished(start(sys.executable, "-m", "synkro.cluster", path))
     assert (done.returncode, done.stdout) == (0, "the program runs\n")
-    assert (
-        done.stderr
-        == "Synkro: python -m synkro.cluster is called python -m synkro.hosts now, and goes on.\n"
-    )
+    says = "Synkro: python -m synkro.cluster is called python -m synkro.hosts now, and goes on.\n"
+    assert done.stderr == says

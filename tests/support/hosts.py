@@ -110,22 +110,52 @@ class Hosts:
         pid = str(self._processes[name].pid)
         return ["nsenter", "-t", pid, *_OWN, "--", "env", "-C", os.getcwd(), *map(str, command)]
 
-    def python(self, folder, code, *arguments, timeout=60, **variables):
-        """Run a program on h1, which imports from *folder*, too, and has its files there."""
-        paths = {"PYTHONPATH": f"{folder}:{ROOT}", "TMPDIR": str(folder)}
+    def begin(self, folder, *command, on="h1", stderr=None, **variables):
+        """Start a program on a host, which imports from *folder*, too, and has its files there."""
+        return subprocess.Popen(
+            self.on(on, *command),
+            env=environment(folder, variables),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            start_new_session=True,
+        )
+
+    def done(self, folder, *command, timeout=60, **variables):
+        """What becomes of such a command on h1."""
         return subprocess.run(
-            self.on("h1", sys.executable, "-B", "-c", code, *arguments),
-            env={**os.environ, **paths, **variables},
+            self.on("h1", *command),
+            env=environment(folder, variables),
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             check=False,
             timeout=timeout,
         )
 
-    def link(self, name, up):
-        """Cut a host off the network, or connect it again."""
-        state = "up" if up else "down"
-        run(*self.on(name, "ip", "link", "set", "eth0", state))
+    def python(self, folder, code, *arguments, **options):
+        """… of a program of these lines."""
+        return self.done(folder, sys.executable, "-B", "-c", code, *arguments, **options)
+
+    @contextlib.contextmanager
+    def cut_off(self, name):
+        """A host is off the network until the end of the block."""
+        link = self.on(name, "ip", "link", "set", "eth0")
+        run(*link, "down")
+        try:
+            yield
+        finally:
+            run(*link, "up")
+
+    @contextlib.contextmanager
+    def mounted(self, name, *what):
+        """*what* is mounted on a host until the end of the block: its last word says where."""
+        run(*self.on(name, "mount", *what))
+        try:
+            yield
+        finally:
+            run(*self.on(name, "umount", what[-1]))
 
     @contextlib.contextmanager
     def switched(self, name, word, new):
@@ -160,6 +190,11 @@ class Hosts:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         shutil.rmtree(self.folder)
+
+
+def environment(folder, variables):
+    """That of programs which have their files in a *folder*."""
+    return {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "TMPDIR": str(folder), **variables}
 
 
 def processes_of(folder):

@@ -12,7 +12,8 @@ from synkro.controller.placement.choice import choose
 from synkro.controller.placement.machines import Machines, machines_of
 from synkro.plan.split import split
 
-from .hosts import Hosts
+from .hosts import Hosts, processes_of
+from .waiting import wait_until
 
 
 def pytest_addoption(parser):
@@ -61,3 +62,14 @@ def hosts(tmp_path_factory):
         yield hosts
     finally:
         hosts.stop()
+
+
+@pytest.fixture
+def nothing_left_there(hosts, tmp_path):
+    """After the test none of the processes is there that its programs started, nor shared memory."""
+    yield
+
+    def left():
+        return processes_of(tmp_path), hosts.shared_files()
+
+    assert wait_until(lambda: not any(left()), seconds=10), left()
