@@ -421,29 +421,22 @@ def task(item, scale=1):
     return item
 
 
-@quick
-def test_a_task_on_its_item(workers):
-    error = failure(workers.map, task, range(6), common={"scale": 5})
+TASKS = {
+    "map": lambda workers: failure(workers.map, task, range(6), common={"scale": 5}),
+    "returned": lambda workers: workers.map(task, [1, 3, 2, 3], [5] * 4, errors="return")[3],
+    "tried again": lambda workers: workers.map(task, [3], [5], errors="return", retries=1)[0],
+    "imap": lambda workers: failure(list, workers.imap(task, iter(range(6)), iter([5] * 6))),
+}
+
+
+@pytest.mark.parametrize("how", [pytest.param("map", marks=quick), "returned", "tried again", "imap"])
+def test_a_task_on_its_item(workers, how):
+    error = TASKS[how](workers)
     again, found = replayed(error)
     assert type(again) is Odd
     assert again.args == error.args
     assert again.args[0] == 15
     assert found["task"].f_locals["item"] == 3
-
-
-@pytest.mark.parametrize("retries", [0, 1])
-def test_tasks_whose_errors_are_returned(workers, retries):
-    found = workers.map(task, [1, 3, 2, 3], errors="return", retries=retries)
-    for error in (found[1], found[3]):
-        again, _ = replayed(error)
-        assert again.args == error.args
-
-
-def test_imap_and_several_iterables(workers):
-    results = workers.imap(lambda a, b: a / b, iter([1, 2, 3]), iter([1, 0, 1]))
-    assert next(results) == 1
-    again, _ = replayed(failure(next, results))
-    assert type(again) is ZeroDivisionError
 
 
 def test_items_of_classes_and_arrays(workers):
@@ -612,7 +605,7 @@ def test_after_the_session_there_is_nothing_to_run():
             each.replay()
 
 
-def test_after_a_worker_has_died(workers):
+def test_after_a_worker_has_died():
     with synk.Session(2, verbose=False) as session:
         error = failure(session.map, risky, [-1])
         with pytest.raises(synk.WorkerDied):

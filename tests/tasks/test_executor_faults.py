@@ -16,7 +16,7 @@ import pytest
 
 import synkro as synk
 from support.inside import in_phase
-from support.programs import ROOT
+from support.programs import PATHS
 from support.waiting import Watch, gone, wait_until
 from synkro import CallTimeout, WorkerDied
 from synkro.messages import Phase
@@ -217,18 +217,13 @@ def program(tmp_path):
     """Start a program; it has a process group of its own."""
     started = []
 
-    def start(text):
+    def start(text, *arguments):
         (tmp_path / "program.py").write_text(HEAD + text)
-        path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+        pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+        command = [sys.executable, tmp_path / "program.py", *arguments]
+        environment = {**os.environ, **PATHS}
         started.append(
-            subprocess.Popen(
-                [sys.executable, str(tmp_path / "program.py")],
-                env={**os.environ, "PYTHONPATH": path},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
-            )
+            subprocess.Popen(command, env=environment, text=True, start_new_session=True, **pipes)
         )
         return started[-1]
 
@@ -238,41 +233,11 @@ def program(tmp_path):
         process.communicate()
 
 
-@pytest.fixture
-def said(program):
+def said(process):
     """The lines that a program prints, which ends well and has nothing to complain of."""
-
-    def run(text):
-        process = program(text)
-        out, err = process.communicate(timeout=60)
-        assert (err, process.returncode) == ("", 0)
-        return out.splitlines()
-
-    return run
-
-
-def test_a_program_that_ends_waits_for_its_tasks(said):
-    lines = said("""
-executor = synk.Executor(2)
-for n in range(4):
-    executor.submit(lambda n: (time.sleep(0.2), say("done", n)), n)
-""")
-    assert sorted(lines) == ["done 0", "done 1", "done 2", "done 3"]
-
-
-def test_submit_after_the_end(said):
-    lines = said("""
-@atexit.register
-def last():
-    try:
-        executor.submit(square, 3)
-    except RuntimeError as error:
-        say(error)
-executor = synk.Executor(1)
-say(executor.submit(square, 3).result())
-""")
-    assert lines[0] == "9"
-    assert "cannot schedule new futures after shutdown" in lines[1]
+    out, err = process.communicate(timeout=60)
+    assert (err, process.returncode) == ("", 0)
+    return out.splitlines()
 
 
 @pytest.mark.parametrize("where", ["with", "result", "exit"])
@@ -309,9 +274,30 @@ time.sleep(100)
         assert wait_until(lambda: gone(pid))
 
 
-def test_globals_of_the_program_that_the_initializer_sets(said):
-    """The usual way: a global that the initializer sets on each worker, and tasks read."""
-    lines = said("""
+PROGRAMS = {
+    "it waits for its tasks": (
+        """
+executor = synk.Executor(2)
+for n in range(4):
+    executor.submit(lambda: (time.sleep(0.2), say("done")))
+""",
+        ["done"] * 4,
+    ),
+    "submit after the end": (
+        """
+@atexit.register
+def last():
+    try:
+        executor.submit(square, 3)
+    except RuntimeError as error:
+        say("cannot schedule new futures after shutdown" in str(error))
+executor = synk.Executor(1)
+say(executor.submit(square, 3).result())
+""",
+        ["9", "True"],
+    ),
+    "globals that the initializer sets": (
+        """
 state, table = None, {}
 
 def prepare(value):
@@ -332,13 +318,11 @@ with synk.Executor(2, initializer=prepare, initargs=(9,)) as executor:
         say(*executor.submit(work, n).result()[:3])
     say(*executor.map(Model(), range(3)))
 say(state, table)
-""")
-    assert lines[:6] == [f"9 9 {18 + n * n}" for n in range(6)]
-    assert lines[6:] == ["18 19 22", "None {}"]
-
-
-def test_classes_of_the_program_that_the_initializer_changes(said):
-    lines = said("""
+""",
+        [*[f"9 9 {18 + n * n}" for n in range(6)], "18 19 22", "None {}"],
+    ),
+    "classes that the initializer changes": (
+        """
 class Model:
     path, loaded = "none", None
 
@@ -355,42 +339,11 @@ with synk.Executor(1, Model.load, ("weights",)) as executor:
         say(*executor.submit(work, n).result())
     say(*next(executor.map(work, range(1))))
 say(Model.path, Model.loaded)
-""")
-    assert lines == ["weights 2", "weights 3", "weights 4", "weights 5", "none None"]
-
-
-@pytest.mark.parametrize("how", ["spawn", "forkserver", "fork"])
-def test_in_a_child_of_multiprocessing(said, how):
-    """A child that is not a fork calls the script ``__mp_main__``, which no worker can import."""
-    lines = said(f"""
-import multiprocessing
-
-class Point:
-    def __init__(self, x):
-        self.x = x
-
-def doubled(point):
-    return Point(square(point.x))
-
-def child(queue):
-    with synk.Executor(1) as executor:
-        found = executor.submit(doubled, Point(3)).result()
-        queue.put((type(found) is Point, found.x, *executor.map(lambda n: square(n), [1, 2])))
-
-if __name__ == "__main__":
-    context = multiprocessing.get_context({how!r})
-    queue = context.Queue()
-    process = context.Process(target=child, args=(queue,))
-    process.start()
-    say(*queue.get(timeout=50))
-    process.join()
-""")
-    assert lines == ["True 9 1 4"]
-
-
-def test_functions_and_classes_of_unusual_kinds(said):
-    """What the script has of caches and slots; in modules, tasks find them by name."""
-    lines = said("""
+""",
+        ["weights 2", "weights 3", "weights 4", "weights 5", "none None"],
+    ),
+    "functions and classes of unusual kinds": (
+        """
 import dataclasses, functools, operator
 
 @functools.lru_cache(maxsize=50)
@@ -419,12 +372,11 @@ with synk.Executor(1) as executor:
     say(executor.submit(fibonacci, 30).result(), fibonacci.cache_info().currsize)
     say(executor.submit(functools.lru_cache(square), 3).result())
     say(executor.submit(operator.attrgetter("x"), Slotted(5)).result())
-""")
-    assert lines == ["Slotted(x=10) 20 7 55", "Slotted(x=20) 40 7 6765", "832040 0", "9", "5"]
-
-
-def test_objects_of_the_program_come_back_as_its_own(said):
-    lines = said("""
+""",
+        ["Slotted(x=10) 20 7 55", "Slotted(x=20) 40 7 6765", "832040 0", "9", "5"],
+    ),
+    "objects come back as the program's own": (
+        """
 import collections, dataclasses, enum, pickle
 
 class Color(enum.Enum):
@@ -458,12 +410,11 @@ with synk.Executor(2) as executor:
         executor.submit(fail).result()
     except Odd as error:
         say(error, "program.py" in str(error.__cause__))
-""")
-    assert lines == ["it is True"]
-
-
-def test_executors_of_many_threads_and_none_is_left(said):
-    lines = said("""
+""",
+        ["it is True"],
+    ),
+    "of many threads none is left": (
+        """
 def work(n):
     with synk.Executor(1) as executor:
         assert list(executor.map(square, range(n))) == [k * k for k in range(n)]
@@ -475,12 +426,51 @@ executor = synk.Executor(1)
 executor.submit(square, 1).result()
 executor.shutdown()
 del executor
-say(len(os.listdir("/proc/self/fd")), threading.active_count())
+before = len(os.listdir("/proc/self/fd")), threading.active_count()
 for _ in range(5):
     with synk.Executor(1) as executor:
         executor.submit(square, 1).result()
 del executor
-say(len(os.listdir("/proc/self/fd")), threading.active_count())
-""")
-    before, after = lines
-    assert before == after
+say(before == (len(os.listdir("/proc/self/fd")), threading.active_count()))
+""",
+        ["True"],
+    ),
+    "in a child": (  # which calls the script __mp_main__, if it is no fork
+        """
+import multiprocessing
+
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+def doubled(point):
+    return Point(square(point.x))
+
+def child(queue):
+    with synk.Executor(1) as executor:
+        found = executor.submit(doubled, Point(3)).result()
+        queue.put((type(found) is Point, found.x, *executor.map(lambda n: square(n), [1, 2])))
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    queue = context.Queue()
+    process = context.Process(target=child, args=(queue,))
+    process.start()
+    say(*queue.get(timeout=50))
+    process.join()
+""",
+        ["True 9 1 4"],
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "arguments"),
+    [
+        *[(what, []) for what in PROGRAMS if what != "in a child"],
+        *[("in a child", [how]) for how in ("spawn", "forkserver", "fork")],
+    ],
+)
+def test_what_a_program_says(program, what, arguments):
+    text, lines = PROGRAMS[what]
+    assert said(program(text, *arguments)) == lines
