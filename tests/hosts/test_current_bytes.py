@@ -1,8 +1,10 @@
 """What goes to a host: each byte once a version."""
 
 import numpy as np
+import pytest
 
 from support.examples import given, st
+from support.homes import spans
 from synkro.hosts.mirror import CurrentBytes
 from synkro.plan.extents import Extent, PickedRows
 
@@ -20,10 +22,7 @@ ROWS = st.builds(
 
 def touched(piece):
     """The bytes of a piece."""
-    if isinstance(piece, Extent):
-        return set(range(piece.start, piece.stop))
-    starts = [piece.start + int(row) * piece.stride for row in piece.rows]
-    return {start + at for start in starts for at in range(piece.nbytes)}
+    return {at for span in spans(piece) for at in range(*span)}
 
 
 @given(st.lists(EXTENTS | ROWS | st.none(), max_size=12))
@@ -53,44 +52,49 @@ def test_no_byte_goes_twice(steps):
             there |= touched(piece)
 
 
-def test_a_row_goes_once_however_often_it_is_picked():
-    current = CurrentBytes(lambda segment: 0)
-    (piece,) = current.lacks(PickedRows(1, 0, 8, 8, np.array([5, 2, 5])))
-    assert piece.rows.tolist() == [2, 5]
-    (piece,) = current.lacks(PickedRows(1, 0, 8, 8, np.array([9, 5])))
-    assert piece.rows.tolist() == [9]
+ONE, TWO = Extent(1, 0, 9), Extent(2, 0, 9)
 
 
-def test_segments_are_apart():
-    current = CurrentBytes(lambda segment: 0)
-    assert list(current.lacks(Extent(1, 0, 9))) == [Extent(1, 0, 9)]
-    assert list(current.lacks(Extent(2, 0, 9))) == [Extent(2, 0, 9)]
+def rows(*numbers, **options):
+    return PickedRows(1, 0, 8, 8, np.array(numbers), **options)
+
+
+def sent(current, *pieces):
+    """What goes to the host for these, in turn; rows as their numbers, and whether they go bare."""
+    parts = [part for piece in pieces for part in current.lacks(piece)]
+    return [part if isinstance(part, Extent) else (part.rows.tolist(), part.bare) for part in parts]
+
+
+@pytest.fixture
+def current():
+    return CurrentBytes(lambda segment: 0)
+
+
+def test_a_row_goes_once_however_often_it_is_picked(current):
+    assert sent(current, rows(5, 2, 5), rows(9, 5)) == [([2, 5], False), ([9], False)]
+
+
+def test_segments_are_apart(current):
+    assert sent(current, ONE, TWO) == [ONE, TWO]
     current.drop(1)
-    assert list(current.lacks(Extent(1, 0, 9))) == [Extent(1, 0, 9)]
-    assert list(current.lacks(Extent(2, 0, 9))) == []
+    assert sent(current, ONE, TWO) == [ONE]
 
 
-def test_of_a_file_that_the_host_has_nothing_goes_there():
-    current = CurrentBytes(lambda segment: 0)
+def test_of_a_file_that_the_host_has_nothing_goes_there(current):
     assert not current.knows(1)
     current.share(1, True)
     current.share(2, False)
     assert current.knows(1)
     assert current.knows(2)
-    assert [*current.lacks(Extent(1, 0, 9)), *current.lacks(PickedRows(1, 0, 4, 4, np.array([1])))] == []
-    assert [*current.lacks(Extent(2, 0, 9))] == [Extent(2, 0, 9)]
+    assert sent(current, ONE, rows(1), TWO) == [TWO]
     current.drop(1)
     assert not current.knows(1)
-    assert [*current.lacks(Extent(1, 0, 9))] == [Extent(1, 0, 9)]
+    assert sent(current, ONE) == [ONE]
 
 
-def test_what_has_come_bare_comes_again_where_it_needs_a_digest():
-    current = CurrentBytes(lambda segment: 0)
-    bare, sealed = Extent(1, 0, 9, bare=True), Extent(1, 0, 9)
-    assert [*current.lacks(bare)] == [bare]
-    assert [*current.lacks(bare)] == []
-    assert [*current.lacks(sealed)] == [sealed]
-    rows = PickedRows(1, 0, 4, 4, np.array([1, 7]), bare=True)
-    assert [(piece.rows.tolist(), piece.bare) for piece in current.lacks(rows)] == [([1, 7], True)]
+def test_what_has_come_bare_comes_again_where_it_needs_a_digest(current):
+    bare = Extent(1, 0, 9, bare=True)
+    assert sent(current, bare, bare, ONE) == [bare, ONE]
+    assert sent(current, rows(2, 7, bare=True)) == [([2, 7], True)]
     current.drop(1)
-    assert [*current.lacks(bare), *current.lacks(sealed)] == [bare, sealed]
+    assert sent(current, bare, ONE) == [bare, ONE]

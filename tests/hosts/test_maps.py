@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import synkro as synk
+from support.failing import ctrl_c
 from support.inside import in_phase, whereabouts
 from support.waiting import Watch, wait_until
 from synkro import CallTimeout, Session, WorkerDied, WorkerError
@@ -29,9 +30,9 @@ def over(*counts):
     return Session(sum(counts), hosts=hosts, devices="cpu", verbose=False, timeout=60)
 
 
-@pytest.fixture(scope="module", params=[(1, 2)], ids=str)
-def several(request):
-    with over(*request.param) as session:
+@pytest.fixture(scope="module")
+def several():
+    with over(1, 2) as session:
         yield session
 
 
@@ -82,31 +83,21 @@ def test_empty_tasks_go_to_both_hosts(two_hosts):
 
 
 def test_long_tasks_among_short_ones_do_not_queue_up_at_one_host(two_hosts, tmp_path):
-    """What waits behind a long task goes to whoever has nothing to do."""
+    """What waits behind a long task goes to whoever has nothing to do; at the end of the items, too."""
 
     def task(folder, number):  # the long ones end in pairs, one of which began while the other one ran
-        if 1500 <= number < 1506:
+        if number in long:
             (folder / str(number)).touch()
-            begun = (number - 1500) // 2 * 2 + 2
+            begun = long.index(number) // 2 * 2 + 2
             assert wait_until(lambda: len(list(folder.iterdir())) >= begun)
         return number
 
+    long = [*range(1500, 1506), 2998, 2999]
     for maps in (two_hosts.map, two_hosts.imap):
         folder = tmp_path / maps.__name__
         folder.mkdir()
         with Watch():
             assert list(maps(task, [folder] * 3000, range(3000))) == list(range(3000))
-
-
-def test_tasks_next_to_each_other_run_at_the_same_time(two_hosts, tmp_path):
-    def met(name):
-        if name:
-            (tmp_path / name).touch()
-            return wait_until(lambda: {path.name for path in tmp_path.iterdir()} == {"a", "b"})
-        return True
-
-    with Watch():
-        assert all(two_hosts.map(met, [""] * 2000 + ["a", "b"]))
 
 
 # ── items and results ────────────────────────────────────────────────────────────────────────────────
@@ -263,15 +254,10 @@ def test_a_timeout_names_the_rank_of_the_other_host(two_hosts, tmp_path):
 
 
 def test_ctrl_c_ends_the_map_on_all_hosts(two_hosts):
-    def stop():
-        assert wait_until(lambda: {whereabouts(two_hosts, rank) for rank in (0, 1)} == {Phase.TASK})
-        os.kill(os.getpid(), signal.SIGINT)
+    def in_tasks():
+        return {whereabouts(two_hosts, rank) for rank in (0, 1)} == {Phase.TASK}
 
-    thread = threading.Thread(target=stop)
-    thread.start()
-    with Watch(), pytest.raises(KeyboardInterrupt):
-        two_hosts.map(time.sleep, [30] * 10)
-    thread.join()
+    ctrl_c(in_tasks, lambda: two_hosts.map(time.sleep, [30] * 10))
     with Watch():
         assert fine(two_hosts)
 

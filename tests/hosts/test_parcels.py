@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from support.examples import given, st
+from support.homes import spans
 from synkro.errors import SharedMemoryError
 from synkro.hosts.mirror import Mirrors
 from synkro.hosts.parcels import discard, pack, unpack
@@ -32,11 +33,7 @@ def test_pieces_arrive_and_nothing_else(sent):
     here = {number: np.zeros(LENGTH, np.uint8) for number in (1, 2)}
     expected = {number: np.zeros(LENGTH, np.uint8) for number in (1, 2)}
     for piece in sent:
-        spans = [(piece.start, piece.stop)] if isinstance(piece, Extent) else [
-            (piece.start + row * piece.stride, piece.start + row * piece.stride + piece.nbytes)
-            for row in piece.rows.tolist()
-        ]  # fmt: skip
-        for start, stop in spans:
+        for start, stop in spans(piece):
             expected[piece.segment][start:stop] = there[piece.segment][start:stop]
     parcel, loads = pack(sent, there.__getitem__)
     loads = iter(loads)
