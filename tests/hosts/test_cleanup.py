@@ -9,11 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from support.hosts import processes_of
-from support.programs import ROOT
+from support.hosts import environment, processes_of
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.one_host
+
+
+def run(folder, code, *arguments):
+    """What becomes of a program on this host."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=environment(folder, {}),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+
 
 MADE_EARLY = """
 import os, subprocess, sys
@@ -29,11 +41,7 @@ def test_files_go_that_mpi_has_made_for_one_process_before_the_other_began(tmp_p
     old.touch()
     try:
         time.sleep(0.3)  # by less than that the times of files and processes may be wrong
-        subprocess.run(
-            [sys.executable, "-c", MADE_EARLY, new],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            check=True,
-        )
+        run(tmp_path, MADE_EARLY, new)
         assert wait_until(lambda: not new.exists(), seconds=10)
         assert old.exists()
     finally:
@@ -65,15 +73,8 @@ if sys.argv[2] != "starter":
     ids=["silent", "need not say so", "stopped", "without a starter"],
 )
 def test_a_process_that_stands_still_or_has_no_starter_is_ended(tmp_path, code, victim):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", STOPPED, code, victim],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=30,
-    )
+    done = run(tmp_path, STOPPED, code, victim)
+    assert done.returncode == 0, done.stderr
     assert wait_until(lambda: not processes_of(tmp_path), seconds=10)
     if victim != "starter":
         assert int(done.stdout) == (7 if victim == "nobody" else -signal.SIGKILL)
@@ -101,14 +102,7 @@ def test_a_keeper_removes_a_folder_and_a_file_and_ends_a_group(tmp_path):
     """The last group that it was told of; another one is let be."""
     folder, file = tmp_path / "folder", tmp_path / "file"
     file.touch()
-    done = subprocess.run(
-        [sys.executable, "-c", OWNER, folder, file],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=30,
-    )
+    done = run(tmp_path, OWNER, folder, file)
     assert done.stderr == "it has ended\n"
     group, other = map(int, done.stdout.split())
     try:

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from support.examples import given, st
-from support.hosts import OPEN_MPI
+from support.hosts import OPEN_MPI, tap
 from support.schedulers import pbs
 from support.waiting import wait_until
 from synkro.hosts.launch import exported, needed
@@ -74,34 +74,13 @@ def test_mpiexec_gets_what_an_interpreter_needs_and_no_secret():
 
 
 RECORDED = """
-import os, sys
-if "synkro.hosts.process" in sys.orig_argv:
-    from synkro.hosts import cleanup
+class Tapped(Tap):
+    def begin(self):
+        self.file = open(f"{FOLDER}/sent-{os.getpid()}", "wb", 0)
 
-    class Recorded:
-        def __init__(self, comm):
-            self.comm = comm
-            self.file = open(f"{FOLDER}/sent-{os.getpid()}", "wb", 0)
-
-        def __getattr__(self, name):
-            return getattr(self.comm, name)
-
-        def Isend(self, message, to, tag):
-            self.file.write(bytes(message[0]))
-            return self.comm.Isend(message, to, tag)
-
-    def watched(*arguments, watch=cleanup.watch):
-        held = watch(*arguments)
-        from synkro.hosts import wire
-
-        def begin(self, *given, begin=wire.Wire.__init__):
-            begin(self, *given)
-            self._comm = Recorded(self._comm)
-
-        wire.Wire.__init__ = begin
-        return held
-
-    cleanup.watch = watched
+    def Isend(self, message, to, tag):
+        self.file.write(bytes(message[0]))
+        return self.comm.Isend(message, to, tag)
 """
 
 ASKED = """
@@ -123,7 +102,7 @@ print(sum(lines(), []))
 @pytest.mark.parametrize("secret", [True, False], ids=["ssh", "pbs_tmrsh"])
 def test_the_environment_comes_by_the_launcher_or_in_the_first_message(hosts, tmp_path, secret):
     """MPI carries it in the clear, which is told, as is the key then."""
-    (tmp_path / "sitecustomize.py").write_text(f"FOLDER = {str(tmp_path)!r}\n{RECORDED}")
+    tap(tmp_path, ["h1", "h2"], f"FOLDER = {str(tmp_path)!r}\n{RECORDED}")
     options, variables = {"hosts": "h1:1,h2:1", "launcher": str(hosts.launcher)}, {}
     if not secret:
         (tmp_path / "bin").mkdir()

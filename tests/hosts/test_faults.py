@@ -1,11 +1,11 @@
 """Faults of hosts, in every phase of a program: a named error, nothing left, and fork() works again."""
 
-import json
 import os
 import re
 import shutil
 import signal
 import sys
+import textwrap
 import time
 
 import pytest
@@ -20,15 +20,19 @@ pytestmark = [
 ]
 SILENCE = 2  # host_timeout
 
-PROGRAM = """
-import json, sys, time
+BEGIN = f"""
+import json, os, pickle, re, sys, time
 import numpy as np
 import synkro as synk
 from synkro import here
 
-launcher, phase = sys.argv[1:]
-options = dict(hosts=["h1:1", "h2:1"], devices="cpu", launcher=launcher, verbose=False,
-    host_timeout=SILENCE)
+launcher, *given = sys.argv[1:]
+options = dict(hosts=["h1:1", "h2:1"], devices="cpu", launcher=launcher, verbose=False)
+silence = dict(options, host_timeout={SILENCE})
+"""
+
+PROGRAM = """
+(phase,) = given
 
 
 def collective():
@@ -40,7 +44,7 @@ def told(**what):
     print(json.dumps(what), flush=True)
 
 
-synk.fork(**options)
+synk.fork(**silence)
 mpi = here.session._engine._pool._mpi
 told(worker=here.session.pids[1], leader=mpi.said[1].pid, gateway=mpi.said[0].pid,
      mpiexec=mpi._process.pid)
@@ -67,34 +71,17 @@ begun = time.monotonic()
 synk.close()
 told(closed=time.monotonic() - begun)
 sys.stdin.readline()
-synk.fork(**options)
+synk.fork(**silence)
 told(total=float(synk.function(lambda x: x.sum(), outputs="sum")(np.ones(7))))
 synk.close()
-""".replace("SILENCE", str(SILENCE))
+"""
 
 
-class Program:
-    """It runs on h1, and has told which processes there are."""
-
-    def __init__(self, hosts, folder, phase):
-        self.process = hosts.begin(folder, sys.executable, "-c", PROGRAM, hosts.launcher, phase)
-        self.pids = self.hear()
-
-    def hear(self):
-        return json.loads(self.process.stdout.readline())
-
-    def go_on(self):
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.process.kill()
-        self.process.wait()
-        self.process.stdin.close()
-        self.process.stdout.close()
+def begun(hosts, folder, phase):
+    """The program, which runs on h1, and has told which processes there are."""
+    program = hosts.begin(folder, sys.executable, "-c", BEGIN + PROGRAM, hosts.launcher, phase)
+    program.pids = program.hear()
+    return program
 
 
 @pytest.fixture
@@ -135,28 +122,22 @@ IN_CI = {
 """Each fault and each phase; the other pairs are for thorough runs."""
 
 
-def phases_of(fault):
-    marks = {phase: [pytest.mark.thorough] * ((fault, phase) not in IN_CI) for phase in PHASES}
-    return [pytest.param(phase, marks=marks[phase]) for phase in PHASES]
+def cases(fault, *names):
+    """The phases of a fault, with its *names* before each."""
+    thorough = [pytest.mark.thorough]
+    return [pytest.param(*names, each, marks=thorough * ((fault, each) not in IN_CI)) for each in PHASES]
 
 
 @no_files
-@pytest.mark.parametrize(
-    ("fault", "phase"),
-    [
-        pytest.param(fault, *phase.values, marks=phase.marks)
-        for fault in FAULTS
-        for phase in phases_of(fault)
-    ],
-)
+@pytest.mark.parametrize(("fault", "phase"), [case for each in FAULTS for case in cases(each, each)])
 def test_a_fault_is_told_and_nothing_is_left(hosts, tmp_path, fault, phase):
     victim, number, kind, host = FAULTS[fault]
-    with Program(hosts, tmp_path, phase) as program:
+    with begun(hosts, tmp_path, phase) as program:
         time.sleep(0.3)  # in the middle of the phase
         start = time.monotonic()
         os.kill(program.pids[victim], number)
         if phase == "idle":
-            program.go_on()
+            program.tell()
         told = program.hear()
         seconds = time.monotonic() - start
         assert told["error"] == kind, told
@@ -166,38 +147,35 @@ def test_a_fault_is_told_and_nothing_is_left(hosts, tmp_path, fault, phase):
         assert "Call close() and then fork() to go on" in told["text"]
         assert seconds < 30
         assert program.hear()["closed"] < 10
-        program.go_on()
+        program.tell()
         assert program.hear() == {"total": 7.0}
-        assert program.process.wait(30) == 0
+        assert program.wait(30) == 0
 
 
 @no_files
-@pytest.mark.parametrize("phase", phases_of("network"))
+@pytest.mark.parametrize("phase", cases("network"))
 def test_a_network_that_breaks_is_told(hosts, tmp_path, phase):
-    with Program(hosts, tmp_path, phase) as program:
+    with begun(hosts, tmp_path, phase) as program:
         time.sleep(0.3)
         with hosts.cut_off("h2"):
             if phase == "idle":
-                program.go_on()
+                program.tell()
             told = program.hear()
             assert (told["error"], told["host"]) == ("HostLost", "h2"), told
             heard = f"nothing was heard of it for {SILENCE} s" in told["text"]
             assert heard or OPEN_MPI, told  # whose mpiexec may find that out before
             assert program.hear()["closed"] < 10
-            assert wait_until(lambda: processes_of(tmp_path) == {program.process.pid}, 10)
-        program.go_on()
+            assert wait_until(lambda: processes_of(tmp_path) == {program.pid}, 10)
+        program.tell()
         assert program.hear() == {"total": 7.0}
-        assert program.process.wait(30) == 0
+        assert program.wait(30) == 0
 
 
 SLOW = """
-import sys
-import numpy as np, synkro as synk
-options = dict(devices="cpu", launcher=sys.argv[1], verbose=False, host_timeout=SILENCE)
-synk.fork(hosts=["h1:1", "h2:1"], trusted_network=sys.argv[2] == "trusted", **options)
+synk.fork(trusted_network=given == ["trusted"], **silence)
 total = synk.function(lambda x: x.sum(), outputs="sum")
 print(total(np.ones(3 << 20)) == 3 << 20)  # of which h2 gets 12 MB
-""".replace("SILENCE", str(SILENCE))
+"""
 
 
 @no_files
@@ -210,17 +188,14 @@ def test_a_slow_network_loses_no_host(hosts, tmp_path, network):
         pytest.skip("needs tc, of iproute2")
     run(*hosts.on("h1", "tc", "qdisc", "add", *slow))
     try:
-        done = hosts.python(tmp_path, SLOW, hosts.launcher, network)
+        done = hosts.python(tmp_path, BEGIN + SLOW, hosts.launcher, network)
     finally:
         run(*hosts.on("h1", "tc", "qdisc", "delete", "dev", "eth0", "root"))
     assert done.stdout == "True\n", done.stderr
 
 
 APART = """
-import sys
-import numpy as np, synkro as synk
-options = dict(devices="cpu", launcher=sys.argv[1], verbose=False, host_timeout=SILENCE)
-synk.fork(hosts=["h1:1", "h2:1", "h3:1"], **options)
+synk.fork(**dict(silence, hosts=["h1:1", "h2:1", "h3:1"]))
 collective = synk.function(lambda: synk.all_reduce(np.ones(3)), outputs=[])
 collective()
 print("ready", flush=True)
@@ -229,13 +204,13 @@ try:
     collective()
 except synk.HostLost as error:
     print(error.host, error)
-""".replace("SILENCE", str(SILENCE))
+"""
 
 
 def test_hosts_that_do_not_hear_each_other_are_told(hosts, tmp_path):
     """Where the main process's hears both."""
     away = {"h2": "10.77.0.3", "h3": "10.77.0.2"}
-    with hosts.begin(tmp_path, sys.executable, "-c", APART, hosts.launcher) as program:
+    with hosts.begin(tmp_path, sys.executable, "-c", BEGIN + APART, hosts.launcher) as program:
         assert program.stdout.readline() == "ready\n"
         for name, address in away.items():
             run(*hosts.on(name, "ip", "route", "add", "blackhole", address))
@@ -250,12 +225,12 @@ def test_hosts_that_do_not_hear_each_other_are_told(hosts, tmp_path):
     assert out.startswith(f"{one} the host {one} (rank {rank}) is lost: {silent}. Call close()"), out
 
 
-@pytest.mark.parametrize("phase", phases_of("main"))
+@pytest.mark.parametrize("phase", cases("main"))
 def test_a_main_program_that_is_killed_leaves_nothing(hosts, tmp_path, phase):
-    with Program(hosts, tmp_path, phase) as program:
+    with begun(hosts, tmp_path, phase) as program:
         time.sleep(0.3)
-        os.kill(program.process.pid, signal.SIGKILL)
-        program.process.wait(10)
+        os.kill(program.pid, signal.SIGKILL)
+        program.wait(10)
         assert wait_until(lambda: not processes_of(tmp_path), seconds=10), processes_of(tmp_path)
 
 
@@ -265,13 +240,11 @@ exec {launcher} "$@"
 """
 
 TOO_MANY = """
-import sys
-import synkro as synk
 try:
-    synk.fork(hosts=["h1:1", "h2:16"], devices="cpu", launcher=sys.argv[1], verbose=False)
+    synk.fork(**dict(options, hosts=["h1:1", "h2:16"]))
 except synk.SessionError as error:
     print(error)
-synk.fork(hosts=["h1:1", "h2:1"], devices="cpu", launcher=sys.argv[1], verbose=False)
+synk.fork(**options)
 print(synk.function(lambda: 1, outputs="sum")())
 """
 
@@ -281,27 +254,34 @@ def test_workers_that_cannot_be_started_on_another_host(hosts, tmp_path):
     launcher = tmp_path / "few"
     launcher.write_text(FEW.format(launcher=hosts.launcher))
     launcher.chmod(0o700)
-    done = hosts.python(tmp_path, TOO_MANY, launcher)
+    done = hosts.python(tmp_path, BEGIN + TOO_MANY, launcher)
     error, one = done.stdout.splitlines()
     assert "on h2: " in error
     assert "Too many open files" in error
     assert one == "2"
 
 
-PLANTED = """
-import os, socket, sys
-if socket.gethostname() == "h2" and "synkro.hosts.process" in sys.orig_argv and os.path.exists(FLAG):
-    from synkro.hosts.mirror import Mirrors
-    def fail(*_):
-        raise ValueError("planted")
-    Mirrors.descriptor = fail
+def plant(folder, lines, module="synkro.hosts.process"):
+    """Have the processes of a *module* on h2 begin with these lines, while there is a flag."""
+    (folder / "flag").touch()
+    (folder / "sitecustomize.py").write_text(f"""
+import os, signal, socket, sys, time
+flag = os.path.exists(os.path.join(os.path.dirname(__file__), "flag"))
+if flag and socket.gethostname() == "h2" and any({module!r} in word for word in sys.orig_argv):
+{textwrap.indent(lines, "    ")}
+""")
+    return folder / "flag"
+
+
+FAILING = """
+from synkro.hosts.mirror import Mirrors
+def fail(*_):
+    raise ValueError("planted")
+Mirrors.descriptor = fail
 """
 
 LOGGED = """
-import os, re, sys
-import synkro as synk
-launcher, flag, prefix = sys.argv[1:]
-options = dict(hosts=["h1:1", "h2:1"], devices="cpu", launcher=launcher, verbose=False)
+flag, prefix = given
 try:
     synk.fork(**options)
 except synk.HostLost as error:
@@ -318,37 +298,30 @@ assert not os.path.exists(path)
 
 @no_files
 def test_the_error_names_a_log_that_stays_until_a_session_ends_well(hosts, tmp_path):
-    flag = tmp_path / "flag"
-    flag.touch()
-    (tmp_path / "sitecustomize.py").write_text(PLANTED.replace("FLAG", repr(str(flag))))
+    flag = plant(tmp_path, FAILING)
     prefix = "" if OPEN_MPI else "[h2] "
-    done = hosts.python(tmp_path, LOGGED, hosts.launcher, flag, prefix, PYTHONDONTWRITEBYTECODE="1")
+    done = hosts.python(
+        tmp_path, BEGIN + LOGGED, hosts.launcher, flag, prefix, PYTHONDONTWRITEBYTECODE="1"
+    )
     assert done.returncode == 0, done.stderr
 
 
 BEGINNING = """
-import os, signal, socket, sys
-if socket.gethostname() == "h2" and "synkro.hosts.process" in sys.orig_argv and os.path.exists(FLAG):
-    from synkro.hosts import cleanup, pool
-    def watched(*arguments, watch=cleanup.watch):
-        watch(*arguments)
-        os.kill(os.getpid(), signal.SIGKILL)
-    def stopped(*_):
-        os.kill(os.getpid(), signal.SIGSTOP)
-    WHAT
+from synkro.hosts import cleanup, pool
+def watched(*arguments, watch=cleanup.watch):
+    watch(*arguments)
+    os.kill(os.getpid(), signal.SIGKILL)
+def stopped(*_):
+    os.kill(os.getpid(), signal.SIGSTOP)
 """
 
 TWICE = """
-import os, sys
-import synkro as synk
-launcher, flag = sys.argv[1:]
-options = dict(hosts=["h1:1", "h2:1"], devices="cpu", launcher=launcher, verbose=False, host_timeout=2)
 try:
-    synk.fork(**options)
+    synk.fork(**silence)
 except synk.SynkroError as error:
     print(type(error).__name__, error)
-os.unlink(flag)
-synk.fork(**options)
+os.unlink(*given)
+synk.fork(**silence)
 print(synk.function(lambda: 1, outputs="sum")())
 """
 
@@ -363,11 +336,8 @@ print(synk.function(lambda: 1, outputs="sum")())
 )
 def test_a_process_that_ends_or_stops_at_the_start_is_told(hosts, tmp_path, what, says):
     """At once: the program has less time than fork()."""
-    flag = tmp_path / "flag"
-    flag.touch()
-    planted = BEGINNING.replace("FLAG", repr(str(flag))).replace("WHAT", what)
-    (tmp_path / "sitecustomize.py").write_text(planted)
-    done = hosts.python(tmp_path, TWICE, hosts.launcher, flag, timeout=40)
+    flag = plant(tmp_path, BEGINNING + what)
+    done = hosts.python(tmp_path, BEGIN + TWICE, hosts.launcher, flag, timeout=40)
     assert re.search(says, done.stdout, re.DOTALL), done.stdout + done.stderr
     assert done.stdout.endswith("\n2\n"), done.stderr
 
@@ -375,7 +345,7 @@ def test_a_process_that_ends_or_stops_at_the_start_is_told(hosts, tmp_path, what
 @pytest.mark.parametrize("ends", ["told", "killed"])
 def test_a_process_that_is_stopped_does_not_stay_where_its_network_breaks(hosts, tmp_path, ends):
     """Also if the main program is killed before it is told."""
-    with Program(hosts, tmp_path, "call") as program:
+    with begun(hosts, tmp_path, "call") as program:
         os.kill(program.pids["leader"], signal.SIGSTOP)
         with hosts.cut_off("h2"):
             if ends == "told":
@@ -383,32 +353,23 @@ def test_a_process_that_is_stopped_does_not_stay_where_its_network_breaks(hosts,
                 assert (told["error"], told["host"]) == ("HostLost", "h2"), told
                 assert program.hear()["closed"] < 10
             else:
-                program.process.kill()
-                program.process.wait()
-            main = {program.process.pid} if ends == "told" else set()
+                program.kill()
+                program.wait()
+            main = {program.pid} if ends == "told" else set()
             assert wait_until(lambda: processes_of(tmp_path) == main, seconds=10)
 
 
-LATE = """
-import socket, sys, time
-if socket.gethostname() == "h2" and any("synkro.worker" in word for word in sys.orig_argv):
-    time.sleep(60)
-"""
-
 PATIENT = """
-import sys
-import synkro as synk
-options = dict(devices="cpu", launcher=sys.argv[1], verbose=False, start_timeout=8)
 try:
-    synk.fork(hosts=["h1:1", "h2:2"], **options)
+    synk.fork(**dict(options, hosts=["h1:1", "h2:2"], start_timeout=8))
 except synk.SessionError as error:
     print(error)
 """
 
 
 def test_workers_of_a_host_that_come_too_late(hosts, tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(LATE)
-    done = hosts.python(tmp_path, PATIENT, hosts.launcher)
+    plant(tmp_path, "time.sleep(60)", "synkro.worker")
+    done = hosts.python(tmp_path, BEGIN + PATIENT, hosts.launcher)
     assert done.stdout == (
         "the hosts and their workers were not ready within 8 s (start_timeout=): ranks 1, 2 on h2 did "
         "not answer. Give more, or look at what takes long there.\n"
@@ -416,16 +377,12 @@ def test_workers_of_a_host_that_come_too_late(hosts, tmp_path):
 
 
 FULL = """
-import socket, sys
-if socket.gethostname() == "h2" and "synkro.hosts.process" in sys.orig_argv:
-    import synkro.memory.segment
-    synkro.memory.segment.available_memory = lambda: 1 << 20
+import synkro.memory.segment
+synkro.memory.segment.available_memory = lambda: 1 << 20
 """
 
 COLLECTIVE = """
-import sys
-import numpy as np, synkro as synk
-synk.fork(hosts=["h1:1", "h2:1"], devices="cpu", launcher=sys.argv[1], verbose=False)
+synk.fork(**options)
 try:
     synk.function(lambda: synk.all_gather(np.ones(1 << 24)), outputs=[])()
 except synk.HostLost as error:
@@ -434,8 +391,8 @@ except synk.HostLost as error:
 
 
 def test_memory_runs_out_in_a_collective(hosts, tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(FULL)
-    done = hosts.python(tmp_path, COLLECTIVE, hosts.launcher)
+    plant(tmp_path, FULL)
+    done = hosts.python(tmp_path, BEGIN + COLLECTIVE, hosts.launcher)
     assert done.stdout.startswith(
         "h2 the host h2 (rank 1) is lost: memory ran out there, as 128.0 MB of shared memory were asked "
         "for, but the machine has 1.0 MB of memory left: "
@@ -443,9 +400,7 @@ def test_memory_runs_out_in_a_collective(hosts, tmp_path):
 
 
 NAMED = """
-import pickle, sys, time
-import synkro as synk
-synk.fork(hosts=["h1:1", "h2:1"], devices="cpu", launcher=sys.argv[1], verbose=False)
+synk.fork(**options)
 
 
 def fail(x=0):
@@ -467,7 +422,7 @@ for call in (synk.function(fail, outputs=[]), lambda: synk.map(fail, [0.01] * 50
 
 @no_files
 def test_errors_name_the_host(hosts, tmp_path):
-    done = hosts.python(tmp_path, NAMED, hosts.launcher)
+    done = hosts.python(tmp_path, BEGIN + NAMED, hosts.launcher)
     one, other, late = done.stdout.splitlines()
     assert one.startswith("h2 rank 1 (h2) failed in the function 'fail': KeyError: 'mine'")
     assert other.startswith("h2 rank 1 (h2) failed in the function 'fail' at item ")

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from support.hosts import MPIEXEC, OPEN_MPI
+from support.hosts import MPIEXEC, OPEN_MPI, tap
 from synkro.hosts.seals import CHANGED, CUT, EARLY, LEFT_OUT, LONG, REDIRECTED, REPLAYED
 
 pytestmark = [
@@ -19,82 +19,58 @@ pytestmark = [
 ]
 
 PLANTED = """
-import os, pickle, socket, sys
-ours = {"synkro.hosts.process", "synkro.hosts"}.intersection(sys.orig_argv)
-if ours and socket.gethostname() == AT:
-    from synkro.hosts import cleanup
+HEAD, BODY, SEAL, BEAT = 1, 2, 3, 4
+KINDS = {"head": HEAD, "body": BODY, "digest": SEAL, "beat": BEAT}
+ONCE = {  # what is sent in the place of one message
+    "changed": lambda data: [data[:-1] + bytes([data[-1] ^ 1])],
+    "truncated": lambda data: [data[:-1]],
+    "lengthened": lambda data: [data + data],
+    "replayed": lambda data: [data, data],
+    "redirected": lambda data: [data],
+}
 
-    HEAD, BODY, SEAL, BEAT = 1, 2, 3, 4
-    KINDS = {"head": HEAD, "body": BODY, "digest": SEAL, "beat": BEAT}
+class Evil:
+    def __reduce__(self):
+        return open, (FLAG + "-evil", "w")
 
-    ONCE = {  # what is sent in the place of one message
-        "changed": lambda data: [data[:-1] + bytes([data[-1] ^ 1])],
-        "truncated": lambda data: [data[:-1]],
-        "lengthened": lambda data: [data + data],
-        "replayed": lambda data: [data, data],
-        "redirected": lambda data: [data],
-    }
+class Tapped(Tap):
+    def begin(self):
+        self.held = []
+        self.over = False
 
-    class Evil:
-        def __reduce__(self):
-            return open, (FLAG + "-evil", "w")
+    def Isend(self, message, to, tag):
+        self.attack = open(FLAG).read().split() if os.path.exists(FLAG) else []
+        data = bytes(message[0])
+        if not self.attack or self.over or tag != KINDS[self.attack[0]] or to == 2:
+            return self.comm.Isend(message, to, tag)
+        return getattr(self, self.attack[1], self.once)(data, to, tag)
 
-    class Between:
-        def __init__(self, comm):
-            self.comm = comm
-            self.held = []
-            self.over = False
+    def evil(self, data, to, tag):
+        return self.sent(pickle.dumps(Evil()).ljust(len(data), b"."), to, tag)
 
-        def __getattr__(self, name):
-            return getattr(self.comm, name)
+    def reordered(self, data, to, tag):
+        self.held.append((data, to, tag))
+        self.over = len(self.held) == 2
+        while self.over and self.held:
+            request = self.sent(*self.held.pop())
+        return request if self.over else wire.MPI.REQUEST_NULL
 
-        def Isend(self, message, to, tag):
-            self.attack = open(FLAG).read().split() if os.path.exists(FLAG) else []
-            data = bytes(message[0])
-            if not self.attack or self.over or tag != KINDS[self.attack[0]] or to == 2:
-                return self.comm.Isend(message, to, tag)
-            return getattr(self, self.attack[1], self.once)(data, to, tag)
+    def dropped(self, data, to, tag):
+        return wire.MPI.REQUEST_NULL
 
-        def evil(self, data, to, tag):
-            return self.sent(pickle.dumps(Evil()).ljust(len(data), b"."), to, tag)
+    def spliced(self, data, to, tag):
+        self.held.append(data)
+        return self.sent(self.held[0] if len(self.held) == 5 else data, to, tag)
 
-        def reordered(self, data, to, tag):
-            self.held.append((data, to, tag))
-            self.over = len(self.held) == 2
-            while self.over and self.held:
-                request = self.sent(*self.held.pop())
-            return request if self.over else wire.MPI.REQUEST_NULL
+    def once(self, data, to, tag):
+        self.over = True
+        for each in ONCE[self.attack[1]](data):
+            request = self.sent(each, 2 if self.attack[1] == "redirected" else to, tag)
+        return request
 
-        def dropped(self, data, to, tag):
-            return wire.MPI.REQUEST_NULL
-
-        def spliced(self, data, to, tag):
-            self.held.append(data)
-            return self.sent(self.held[0] if len(self.held) == 5 else data, to, tag)
-
-        def once(self, data, to, tag):
-            self.over = True
-            for each in ONCE[self.attack[1]](data):
-                request = self.sent(each, 2 if self.attack[1] == "redirected" else to, tag)
-            return request
-
-        def sent(self, data, to, tag):
-            self.kept = data
-            return self.comm.Isend([data, wire.MPI.BYTE], to, tag)
-
-    def watched(*arguments, watch=cleanup.watch, **options):
-        global wire
-        held = watch(*arguments, **options)
-        from synkro.hosts import wire
-
-        def begin(self, *given, begin=wire.Wire.__init__):
-            begin(self, *given)
-            self._comm = Between(self._comm)
-
-        wire.Wire.__init__ = begin
-        return held
-
-    cleanup.watch = watched
+    def sent(self, data, to, tag):
+        self.kept = data
+        return self.comm.Isend([data, wire.MPI.BYTE], to, tag)
 """
 
 PROGRAM = """
@@ -158,13 +134,32 @@ LEFT = {  # and all that follows; but beats
 }
 
 
-def is_told_and_has_no_effect(hosts, tmp_path, attacks, at, to, trusted="no"):
-    flag = tmp_path / "flag"
-    planted = f"AT, FLAG = {at!r}, {str(flag)!r}\n{PLANTED}"
-    (tmp_path / "sitecustomize.py").write_text(planted)
+TRUSTED = {"body evil": CHANGED, "head changed": CHANGED}  # pickles and heads have digests there, too
+
+BOTH_ENDS = pytest.mark.parametrize(("at", "to"), [("h1", "h2"), ("h2", "h1")], ids=["to h2", "from h2"])
+
+
+@pytest.fixture
+def planted(tmp_path):
+    """Have a man in the middle at a host; returns the path where he finds what to do."""
+
+    def planted(at):
+        tap(tmp_path, [at], f"FLAG = {str(tmp_path / 'flag')!r}\n{PLANTED}")
+        return tmp_path / "flag"
+
+    return planted
+
+
+@pytest.mark.parametrize(
+    "attacks", [HEADS, LOADS, LEFT, TRUSTED], ids=["heads", "loads", "left out", "trusted network"]
+)
+@BOTH_ENDS
+def test_it_is_told_and_has_no_effect(hosts, tmp_path, planted, attacks, at, to):
+    trusted = "yes" if attacks is TRUSTED else "no"
     if at == "h2":  # who does not talk to h3 here
         attacks = {attack: what for attack, what in attacks.items() if "redirected" not in attack}
-    done = hosts.python(tmp_path, PROGRAM, hosts.launcher, flag, *attacks, timeout=180, TRUSTED=trusted)
+    program = [PROGRAM, hosts.launcher, planted(at), *attacks]
+    done = hosts.python(tmp_path, *program, timeout=180, TRUSTED=trusted)
     told = dict(zip(attacks, map(json.loads, done.stdout.splitlines()), strict=False))
     assert done.returncode == 0, done.stderr
     says = {attack: f"a message from {at} to {to} {what}" for attack, what in attacks.items()}
@@ -176,21 +171,6 @@ def is_told_and_has_no_effect(hosts, tmp_path, attacks, at, to, trusted="no"):
         assert sentence in text, (attack, text)
         assert host == ("h3" if "redirected" in attack else "h2"), (attack, host)
     assert not (tmp_path / "flag-evil").exists()
-
-
-BOTH_ENDS = pytest.mark.parametrize(("at", "to"), [("h1", "h2"), ("h2", "h1")], ids=["to h2", "from h2"])
-
-
-@pytest.mark.parametrize("attacks", [HEADS, LOADS, LEFT], ids=["heads", "loads", "left out"])
-@BOTH_ENDS
-def test_it_is_told_and_has_no_effect(hosts, tmp_path, attacks, at, to):
-    is_told_and_has_no_effect(hosts, tmp_path, attacks, at, to)
-
-
-@BOTH_ENDS
-def test_pickles_and_heads_have_digests_on_a_trusted_network(hosts, tmp_path, at, to):
-    attacks = {"body evil": CHANGED, "head changed": CHANGED}
-    is_told_and_has_no_effect(hosts, tmp_path, attacks, at, to, trusted="yes")
 
 
 CHANGES = """
@@ -208,11 +188,9 @@ print(total(data) == 1 << 21)
 """
 
 
-def test_rows_have_none_on_a_trusted_network(hosts, tmp_path):
+def test_rows_have_none_on_a_trusted_network(hosts, tmp_path, planted):
     """As the documents say: so that somebody can change a result."""
-    flag = tmp_path / "flag"
-    (tmp_path / "sitecustomize.py").write_text(f"AT, FLAG = 'h1', {str(flag)!r}\n{PLANTED}")
-    done = hosts.python(tmp_path, CHANGES, hosts.launcher, flag)
+    done = hosts.python(tmp_path, CHANGES, hosts.launcher, planted("h1"))
     assert done.stdout == "False\n", done.stderr
     assert "Synkro: rows between them have no digests (trusted_network=True)\n" in done.stderr
 
@@ -236,12 +214,10 @@ with synk.Session(hosts="mpi", devices="cpu", verbose=False) as session:
 
 @BOTH_ENDS
 @pytest.mark.skipif(OPEN_MPI, reason="another mpiexec's arguments")
-def test_it_is_told_where_mpiexec_has_started_the_program(hosts, tmp_path, at, to):
-    flag = tmp_path / "flag"
-    (tmp_path / "sitecustomize.py").write_text(f"AT, FLAG = {at!r}, {str(flag)!r}\n{PLANTED}")
+def test_it_is_told_where_mpiexec_has_started_the_program(hosts, tmp_path, planted, at, to):
     reach = ["-launcher", "ssh", "-launcher-exec", hosts.launcher]
     where = ["-hosts", "h1,h2", "-n", "2", "-ppn", "1"]
-    program = [sys.executable, "-B", "-m", "synkro.hosts", "-c", JOINED, flag]
+    program = [sys.executable, "-B", "-m", "synkro.hosts", "-c", JOINED, planted(at)]
     done = hosts.done(tmp_path, MPIEXEC.path, *reach, *where, *program)
     lost = f" is lost: a message from {at} to {to} {REPLAYED}"
     assert done.stdout.startswith("h2 the host h2 (ranks "), (done.stdout, done.stderr)

@@ -1,5 +1,6 @@
 """Inputs on their way to other hosts: files that are there do not travel; what takes long is told."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -42,42 +43,25 @@ for line in sys.stdin:
 """
 
 
-class Program:
-    """It runs on h1, with the file at *path* as an input."""
+@contextlib.contextmanager
+def begun(hosts, folder, path):
+    """The program runs on h1, with the file at *path* as an input, and ends well."""
+    command = [sys.executable, "-c", PROGRAM, hosts.launcher, path]
+    stderr = (folder / "stderr").open("w")
+    with stderr, hosts.begin(folder, *command, stderr=stderr) as program:
+        yield program
+        program.stdin.close()
+        assert program.wait(20) == 0
 
-    def __init__(self, hosts, folder, path):
-        self.errors = folder / "stderr"
-        command = [sys.executable, "-c", PROGRAM, hosts.launcher, path]
-        with self.errors.open("w") as errors:
-            self.process = hosts.begin(folder, *command, stderr=errors)
 
-    def tell(self, line):
-        self.process.stdin.write(f"{line}\n")
-        self.process.stdin.flush()
+def errors(folder):
+    return (folder / "stderr").read_text()
 
-    def hear(self):
-        """Wait until it is done; returns the process id of the leader on h2."""
-        line = self.process.stdout.readline()
-        assert line, self.said()
-        return int(line)
 
-    def ask(self, line):
-        self.tell(line)
-        return self.hear()
-
-    def said(self):
-        return self.errors.read_text()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.process.stdin.close()
-        try:
-            self.process.wait(20)
-        finally:
-            self.process.kill()
-            self.process.stdout.close()
+def ask(program, line):
+    """Wait until it is done; returns the process id of the leader on h2."""
+    program.tell(line)
+    return program.hear()
 
 
 @pytest.fixture
@@ -102,15 +86,15 @@ MISSING = "Synkro: h2 does not have the file of the Data 'x': what is read of it
 
 def test_a_file_on_both_hosts_does_not_travel(hosts, tmp_path, path):
     before = received(hosts)
-    with Program(hosts, tmp_path, path) as program:
-        program.ask("fork")
+    with begun(hosts, tmp_path, path) as program:
+        ask(program, "fork")
         with path.open("r+b") as file:  # what others write later is seen
             file.seek(-8 * COLUMNS, os.SEEK_END)
             file.write(np.full(COLUMNS, -7).tobytes())
-        program.ask("check")
+        ask(program, "check")
         np.save(path, np.load(path) + 1)  # another file in its place
-        program.ask("fork")
-    assert MISSING not in program.said()
+        ask(program, "fork")
+    assert MISSING not in errors(tmp_path)
     assert received(hosts) - before < SIZE / 8
 
 
@@ -134,36 +118,32 @@ def a_pipe(path, other):
     os.mkfifo(other)
 
 
-@pytest.mark.parametrize("made", [other_contents, other_time, another_size, a_pipe])
+@pytest.mark.parametrize("made", [other_contents, other_time, another_size, a_pipe, None])
 def test_another_file_at_its_path_is_not_taken(hosts, tmp_path, path, made):
-    other = tmp_path / "data" / "other.npy"
-    made(path, other)
+    """Nor is one awaited where there is none."""
+    mount = ["-t", "tmpfs", "none", path.parent]
+    if made is not None:
+        other = tmp_path / "data" / "other.npy"
+        made(path, other)
+        mount = ["--bind", other, path]
     before = received(hosts)
-    with hosts.mounted("h2", "--bind", other, path), Program(hosts, tmp_path, path) as program:
-        program.ask("fork")
-        program.ask("check")
-    assert program.said().count(MISSING) == 1
+    with hosts.mounted("h2", *mount), begun(hosts, tmp_path, path) as program:
+        ask(program, "fork")
+        ask(program, "check")
+    assert errors(tmp_path).count(MISSING) == 1
     assert received(hosts) - before > SIZE / 2
-
-
-def test_a_file_that_another_host_does_not_have(hosts, tmp_path, path):
-    empty = hosts.mounted("h2", "-t", "tmpfs", "none", path.parent)
-    with empty, Program(hosts, tmp_path, path) as program:
-        program.ask("fork")
-        program.ask("check")
-    assert program.said().count(MISSING) == 1
 
 
 def test_inputs_that_take_long_to_get_there_are_told(hosts, tmp_path, path):
     np.save(path, np.ones((4 * ROWS, COLUMNS)))  # of which a half is more than the kernel takes
     empty = hosts.mounted("h2", "-t", "tmpfs", "none", path.parent)
-    with empty, Program(hosts, tmp_path, path) as program:
-        leader = program.ask("fork")
+    with empty, begun(hosts, tmp_path, path) as program:
+        leader = ask(program, "fork")
         os.kill(leader, signal.SIGSTOP)
         program.tell("check")
         try:
             said = "Synkro: pushing 64.0 MB of the Data 'x' to h2…"
-            assert wait_until(lambda: said in program.said(), seconds=8), program.said()
+            assert wait_until(lambda: said in errors(tmp_path), seconds=8), errors(tmp_path)
         finally:
             os.kill(leader, signal.SIGCONT)
         program.hear()

@@ -15,7 +15,7 @@ from support.schedulers import pbs, slurm
 pytestmark = [
     pytest.mark.hosts,
     pytest.mark.counted_once,
-    pytest.mark.usefixtures("nothing_left_there", "no_folder_is_left"),
+    pytest.mark.usefixtures("no_folder_is_left", "nothing_left_there"),
 ]
 
 SESSION = """
@@ -58,13 +58,9 @@ def start(hosts, tmp_path):
 
 
 @pytest.fixture
-def run(start):
+def run(hosts, tmp_path):
     """What becomes of a program of these lines on h1."""
-
-    def run(code, *arguments, **variables):
-        return finished(start(sys.executable, "-c", SESSION + code, *arguments, **variables))
-
-    return run
+    return lambda code, **variables: hosts.python(tmp_path, SESSION + code, timeout=90, **variables)
 
 
 def line(program):
@@ -161,36 +157,32 @@ def program(tmp_path):
     return program
 
 
-@BOTH
-def test_a_program_on_all_hosts(started, program, tmp_path):
-    path = program(
-        "print(__name__, sys.argv, sys.path[0], input(), flush=True)\n"
-        'for _ in range(3):\n    print(where(hosts="mpi")[::2], flush=True)\n'
-        "print(sorted(name for name in os.environ if name.startswith(('PMI', 'SLURM_PROCID'))))\n"
-        "sys.exit(3)"
-    )
-    done = finished(started(path, "a", "-b"), "to read\n")
-    assert done.stdout.splitlines() == [
-        f"__main__ ['{path}', 'a', '-b'] {tmp_path} to read",
-        *["['h1', 'h2', 'h3']"] * 3,
-        "[]",
-    ], done.stderr
-    assert done.returncode == 3
-
-
-BESIDE = """
+ON_ALL = """
 import beside
+
+print(__name__, sys.argv, sys.path[0], input(), flush=True)
+for _ in range(2):
+    print(where(hosts="mpi")[::2], flush=True)
 with synk.Session(hosts="mpi", verbose=False) as session:
     print(session.function(beside.double, outputs="gather")(np.arange(12)))
+print(sorted(name for name in os.environ if name.startswith(("PMI", "SLURM_PROCID"))))
+sys.exit(3)
 """
 
 
-@ONE
-def test_it_imports_what_lies_beside_it(started, program, tmp_path):
+@BOTH
+def test_a_program_on_all_hosts(started, program, tmp_path):
+    """It imports what lies beside it."""
     (tmp_path / "beside.py").write_text("def double(x):\n    return 2 * x\n")
-    done = finished(started(program(BESIDE)))
-    assert done.stdout == "[ 0  2  4  6  8 10 12 14 16 18 20 22]\n", done.stderr
-    assert done.returncode == 0
+    path = program(ON_ALL)
+    done = finished(started(path, "a", "-b"), "to read\n")
+    assert done.stdout.splitlines() == [
+        f"__main__ ['{path}', 'a', '-b'] {tmp_path} to read",
+        *["['h1', 'h2', 'h3']"] * 2,
+        "[ 0  2  4  6  8 10 12 14 16 18 20 22]",
+        "[]",
+    ], done.stderr
+    assert done.returncode == 3
 
 
 @ONE

@@ -1,7 +1,5 @@
 """The tests of one host, with workers on several, which are not always the main program's."""
 
-import os
-import subprocess
 import sys
 
 import pytest
@@ -46,20 +44,14 @@ RUNS = {  # the hosts, the files, and which of their tests
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_the_tests_pass_over(hosts, run):
+def test_the_tests_pass_over(hosts, tmp_path, run):
     """The main program runs on h1."""
     over, files, which = RUNS[run]
     paths = [ROOT / "tests" / file.partition("/")[0] / name(file) for file in files.split()]
     options = ["--over", over, "--launcher", hosts.launcher, "-k", which]
     options += ["-m", "not programs and not thorough and not libraries", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        hosts.on("h1", sys.executable, "-m", "pytest", *options, *paths),
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "pytest", *options, *paths]
+    done = hosts.done(tmp_path, *command, timeout=390)
     assert done.returncode == 0, done.stdout[-5000:]
 
 

@@ -306,6 +306,10 @@ def one(comm):
     return np.full((ROWS, ROW), comm.place, np.uint8)
 
 
+def message(comm):
+    return comm.send(one(comm), 3) if comm.place == 0 else comm.place == 3 and comm.recv(0)
+
+
 def within(comm):
     array = comm.empty((ROWS, ROW), np.uint8)
     array[...] = comm.place
@@ -323,11 +327,7 @@ TRAVELS = {  # in the layout 1 + 3: from host 0 to host 1, and back; in arrays
     "all_reduce": (lambda comm: comm.all_reduce([one(comm)], SUM, 1), 9 / 12 + 3 / 12, 3 / 12 + 9 / 12),
     "reduce": (lambda comm: comm.reduce([one(comm)], SUM, 1, 0), 9 / 12, 3 / 12 + 9 / 12),
     "reduce_scatter": (lambda comm: comm.reduce_scatter([one(comm)], SUM, 1), 9 / 12, 3 / 12),
-    "message": (
-        lambda comm: comm.send(one(comm), 3) if comm.place == 0 else comm.place == 3 and comm.recv(0),
-        1,
-        0,
-    ),
+    "message": (message, 1, 0),
     "within a host": (within, 0, 0, (1, 2, 3)),
 }
 

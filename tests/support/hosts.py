@@ -11,11 +11,13 @@ A test tells its processes from those of others by their environment: its folder
 """
 
 import contextlib
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 from synkro.errors import NotAvailable
@@ -54,6 +56,23 @@ mount --bind {folder}/names /etc/hosts
 ip link set lo up
 exec sleep infinity
 """
+
+
+class Program(subprocess.Popen):
+    """One that hears and says lines; it is killed at the end of its block."""
+
+    def tell(self, line=""):
+        print(line, file=self.stdin, flush=True)
+
+    def hear(self):
+        """What its next line says."""
+        line = self.stdout.readline()
+        assert line, "it says no more"
+        return json.loads(line)
+
+    def __exit__(self, *error):
+        self.kill()
+        super().__exit__(*error)
 
 
 class Hosts:
@@ -112,7 +131,7 @@ class Hosts:
 
     def begin(self, folder, *command, on="h1", stderr=None, **variables):
         """Start a program on a host, which imports from *folder*, too, and has its files there."""
-        return subprocess.Popen(
+        return Program(
             self.on(on, *command),
             env=environment(folder, variables),
             stdin=subprocess.PIPE,
@@ -195,6 +214,44 @@ class Hosts:
 def environment(folder, variables):
     """That of programs which have their files in a *folder*."""
     return {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "TMPDIR": str(folder), **variables}
+
+
+_TAP = """
+import os, pickle, socket, sys
+ours = {{"synkro.hosts.process", "synkro.hosts"}}.intersection(sys.orig_argv)
+if ours and socket.gethostname() in {names}:
+    from synkro.hosts import cleanup
+
+    class Tap:
+        def __init__(self, comm):
+            self.comm = comm
+            self.begin()
+
+        def __getattr__(self, name):
+            return getattr(self.comm, name)
+
+{lines}
+
+    def watched(*arguments, watch=cleanup.watch, **options):
+        global wire
+        held = watch(*arguments, **options)
+        from synkro.hosts import wire
+
+        def begin(self, *given, begin=wire.Wire.__init__):
+            begin(self, *given)
+            self._comm = Tapped(self._comm)
+
+        wire.Wire.__init__ = begin
+        return held
+
+    cleanup.watch = watched
+"""
+
+
+def tap(folder, names, lines):
+    """What processes of MPI's send from hosts of these *names* goes by the ``Tapped`` of *lines*."""
+    text = _TAP.format(names=names, lines=textwrap.indent(lines, "    "))
+    (folder / "sitecustomize.py").write_text(text)
 
 
 def processes_of(folder):

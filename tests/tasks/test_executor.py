@@ -167,7 +167,6 @@ LEFT = []
 def test_map(executor):
     assert list(executor.map(square, range(100))) == [n * n for n in range(100)]
     assert list(executor.map(pow, [2, 3], [5, 2, 9])) == [32, 9]
-    assert list(executor.map(square, range(50), chunksize=1000)) == [n * n for n in range(50)]
     assert executor.starmap(pow, [(2, 5), (3, 2)]) == [32, 9]
     assert executor.starmap(square, zip(range(100)), chunksize=9) == [n * n for n in range(100)]
 
