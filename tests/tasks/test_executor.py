@@ -524,6 +524,7 @@ async def later():
         (lambda it: synk.Executor(0), InvalidValue, "max_workers must be greater than 0; got 0"),
         (lambda it: synk.Executor("two"), InvalidType, "max_workers .* int of 1 or more; got 'two'"),
         (lambda it: synk.Executor(1, 3), InvalidType, "initializer= takes a function; got 3"),
+        (lambda it: synk.Executor(1, print, 3), TypeError, "'int' object is not iterable"),
         (lambda it: synk.Executor(1, retries=-1), InvalidValue, "retries"),
         (lambda it: pickle.loads(pickle.dumps(it)), InvalidType, "cannot be copied"),
     ],

@@ -92,6 +92,7 @@ class Executor(concurrent.futures.Executor):
             if initializer is not None:
                 initializer(*initargs)
             return
+        prepare = None if initializer is None else (initializer, tuple(initargs))
         listed = max_workers is not None and devices == "cpu" and hosts is None  # as many as are wanted
         session = Session(
             max_workers,
@@ -103,7 +104,6 @@ class Executor(concurrent.futures.Executor):
             verbose=verbose,
         )
         self._max_workers = session.n_parallel
-        prepare = None if initializer is None else (initializer, tuple(initargs))
         with undoing(session.close):
             self._pool = TaskPool(session, wishes, prepare, self._writes_to_files)
         weakref.finalize(self, self._pool.close).atexit = False
