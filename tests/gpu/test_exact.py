@@ -61,9 +61,8 @@ def fewer(test, count, **drawn):
     return examples(count)(given(data=st.data(), **drawn)(body))
 
 
-test_all_operations_in_one_call = fewer(cpu.test_all_operations_in_one_call, 25)
+test_all_operations_in_one_call = fewer(cpu.test_all_operations_in_one_call_and_the_same_bytes_again, 25)
 test_each_operation_alone = fewer(cpu.test_each_operation_alone, 25, op=st.sampled_from(OPS))
-test_the_same_call_gives_the_same_bytes = fewer(cpu.test_the_same_call_gives_the_same_bytes, 10)
 test_without_reduction_comes_every_piece_in_order = fewer(
     cpu.test_without_reduction_comes_every_piece_in_order, 10
 )

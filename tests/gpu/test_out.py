@@ -20,9 +20,9 @@ def session(serving_session):
 
 
 @pytest.mark.parametrize("columns", [SMALL, BIG], ids=["small", "large"])
-@pytest.mark.parametrize("make", [cpu.array, cpu.data, cpu.mapped], ids=lambda make: make.__name__)
-def test_it_takes_what_numpy_says(session, tmp_path, make, columns):
-    cpu.test_it_takes_what_numpy_says(session, tmp_path, make, columns)
+@pytest.mark.parametrize("kind", ["array", "data", "mapped"])
+def test_it_takes_what_numpy_says(session, tmp_path, kind, columns):
+    cpu.test_it_takes_what_numpy_says(session, tmp_path, cpu.TARGETS[kind], columns)
 
 
 @pytest.mark.parametrize("columns", [SMALL, BIG], ids=["small", "large"])

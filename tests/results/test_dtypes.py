@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from calls.test_exact import largest, row_counts, selections, smallest, total
+from calls.test_exact import FUNCTIONS, row_counts, selections
 from support.examples import examples, given, st
 from support.sessions import INLINE, current, in_turn, rows
 from synkro.errors import InvalidType, InvalidValue, OutputError, WorkerError
@@ -20,6 +20,7 @@ DTYPES = [
     PADDED,
     np.dtype([("a", "i1"), ("b", "S3"), ("c", "c16")], align=True),
 ]
+largest = FUNCTIONS["max"]
 DATES = [dtype for dtype in DTYPES if np.dtype(dtype).kind in "mM"]
 
 pytestmark = pytest.mark.counted_once
@@ -109,10 +110,8 @@ def test_dates_are_reduced_as_numpy_does(session, calls, data, dtype, tail):
     array = filled(dtype, (count, *tail), data.draw(st.integers(0, 99)))
     batch, index = data.draw(selections(count))
     options = {"batch": batch, "num_slices": data.draw(st.integers(1, 4))}
-    operations = {"max": largest, "min": smallest}
-    if array.dtype.kind == "m":
-        operations["sum"] = total
-    for op, fn in operations.items():
+    for op in ("max", "min", *["sum"] * (array.dtype.kind == "m")):
+        fn = FUNCTIONS[op]
         assert same(calls(fn, op)(array, **options), np.asarray(fn(array[index])))
 
 

@@ -321,10 +321,6 @@ class Sharing:
         log.append(self.x)
         return len(log)
 
-    def counted(self):
-        type(self).count = getattr(self, "count", 0) + 1
-        return self.count
-
 
 log = []
 
@@ -334,12 +330,11 @@ class Inheriting(Sharing):
 
 
 @pytest.mark.parametrize("cls", [Sharing, Inheriting])
-@pytest.mark.parametrize("method", ["listed", "noted", "default", "logged", "counted"])
+@pytest.mark.parametrize("method", ["listed", "noted", "default", "logged"])
 @pytest.mark.parametrize("way", [list, iter, "nested", "common"])
 def test_tasks_may_not_change_what_the_class_of_an_item_has(two, cls, method, way):
     items = [cls(n) for n in range(30)]
-    parts = rf"Sharing\.(seen|memo|default)|log|the class {cls.__name__}, at (an )?item"
-    told = pytest.raises(synk.InvalidValue, match=f"changes ({parts})")
+    told = pytest.raises(synk.InvalidValue, match=r"changes (Sharing\.(seen|memo|default)|log)")
     for _ in range(2):
         with told:
             if way == "common":
@@ -348,10 +343,24 @@ def test_tasks_may_not_change_what_the_class_of_an_item_has(two, cls, method, wa
                 synk.map(lambda pair: getattr(pair[1], method)(), [[n, items[n]] for n in range(30)])
             else:
                 synk.map(lambda item: getattr(item, method)(), way(items))
-    assert (Sharing.seen, Sharing.memo, log, vars(cls).get("count")) == ([], {}, [], None)
+    assert (Sharing.seen, Sharing.memo, log) == ([], {}, [])
     seen = synk.function(lambda: len(Sharing.seen) + len(Sharing.memo) + len(log), outputs=None)
     assert seen() == [0, 0]
-    assert synk.map(lambda item: hasattr(item, "count"), items) == [False] * 30
+
+
+def test_tasks_may_not_change_the_class_of_their_items(two):
+    class Counted:
+        count = 0
+
+    def counted(item):
+        type(item).count += 1
+        return type(item).count
+
+    items = [Counted() for _ in range(100)]
+    with pytest.raises(synk.InvalidValue, match=r"changes the class Counted, at (an )?item"):
+        synk.map(counted, items)
+    assert Counted.count == 0
+    assert synk.map(lambda item: item.count, items) == [0] * 100
 
 
 def test_a_class_that_is_in_common_may_not_be_changed(two):
