@@ -412,7 +412,7 @@ class RankObjects:
         if own is None:
             return importlib.import_module(name)
         if module is None:
-            module = self._modules[number] = OwnModule(name)
+            module = OwnModule(name)
             of_main = packages is None and name == "__main__"  # as Python itself has it
             vars(module).update(own, __builtins__=builtins if of_main else vars(builtins))
             if "__path__" in own:
@@ -421,6 +421,7 @@ class RankObjects:
                 for package, folders in packages:
                     _in_place(package, folders)
                 _install(module)
+            self._modules[number] = module  # last: an interrupt may have come before it is whole
         return module
 
 

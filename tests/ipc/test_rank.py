@@ -1,5 +1,8 @@
 """What a rank does with commands, without a process: this process is the rank."""
 
+import builtins
+import sys
+
 import numpy as np
 import pytest
 
@@ -14,6 +17,8 @@ from synkro.messages import (
     Shapes,
 )
 from synkro.plan.call import Access, Region
+from synkro.worker import objects
+from synkro.worker.objects import RankObjects
 
 pytestmark = pytest.mark.quick
 
@@ -87,3 +92,21 @@ def test_a_collective_of_one_rank_changes_nothing(home):
     home.rank.end(failed=False)
     assert not home.rank.in_call
     assert replica.value.tolist() == [1, 2]
+
+
+def test_a_module_that_an_interrupt_cut_off_is_made_anew(monkeypatch):
+    """Functions in it would miss what every module has."""
+    found, install = RankObjects(), objects._install
+
+    def interrupted(module):
+        monkeypatch.setattr(objects, "_install", install)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(objects, "_install", interrupted)
+    module = (7, "a_module_of_ones_own", [], {"x": 1})
+    with pytest.raises(KeyboardInterrupt):
+        found._space(*module)
+    whole = found._space(*module)
+    assert sys.modules.pop("a_module_of_ones_own") is whole
+    assert vars(whole)["__builtins__"] is vars(builtins)
+    assert found._space(*module) is whole
