@@ -258,7 +258,7 @@ class GatewaySession:
                 self._current[host].share(segment, there)
                 if not there:
                     self._printed.send(protocol.Missing(host, segment))
-            case protocol.Ended():  # of which the answers tell, too
+            case protocol.Ended() | protocol.Over():  # answers tell of the one, ``Begun`` of the other
                 return
             case _:
                 self._hear_of_workers(host, message)

@@ -17,6 +17,7 @@ import pickle
 import re
 import select
 import socket
+import stat
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -507,9 +508,9 @@ class _Sleep:
 def _is_connected(fd: int) -> bool:
     """Whether *fd* is a socket of TCP's that is connected."""
     with contextlib.suppress(OSError):
-        probe = socket.socket(fileno=os.dup(fd))
-        with probe:
-            return probe.family != socket.AF_UNIX and bool(probe.getpeername())
+        if stat.S_ISSOCK(os.fstat(fd).st_mode):
+            with socket.socket(fileno=os.dup(fd)) as probe:
+                return probe.family != socket.AF_UNIX and bool(probe.getpeername())
     return False
 
 

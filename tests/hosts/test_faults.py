@@ -241,7 +241,7 @@ exec {launcher} "$@"
 
 TOO_MANY = """
 try:
-    synk.fork(**dict(options, hosts=["h1:1", "h2:16"]))
+    synk.fork(**dict(options, hosts=["h1:1", "h2:16", "h3:1"]))
 except synk.SessionError as error:
     print(error)
 synk.fork(**options)

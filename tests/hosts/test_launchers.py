@@ -161,7 +161,7 @@ ON_ALL = """
 import beside
 
 print(__name__, sys.argv, sys.path[0], input(), flush=True)
-for _ in range(2):
+for _ in range(5):  # each begins with as few descriptors as the first
     print(where(hosts="mpi")[::2], flush=True)
 with synk.Session(hosts="mpi", verbose=False) as session:
     print(session.function(beside.double, outputs="gather")(np.arange(12)))
@@ -178,7 +178,7 @@ def test_a_program_on_all_hosts(started, program, tmp_path):
     done = finished(started(path, "a", "-b"), "to read\n")
     assert done.stdout.splitlines() == [
         f"__main__ ['{path}', 'a', '-b'] {tmp_path} to read",
-        *["['h1', 'h2', 'h3']"] * 2,
+        *["['h1', 'h2', 'h3']"] * 5,
         "[ 0  2  4  6  8 10 12 14 16 18 20 22]",
         "[]",
     ], done.stderr
