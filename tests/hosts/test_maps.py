@@ -160,7 +160,7 @@ def test_another_call_waits_only_for_tasks_that_run(two_hosts, tmp_path):
     def task(k):
         if k >= 3000:
             (tmp_path / str(k)).touch()
-            time.sleep(0.3)
+            time.sleep(1)  # longer than a busy machine takes to hear of the call
         return k
 
     results = two_hosts.imap(task, range(3100))
