@@ -43,8 +43,8 @@ class _Sent(NamedTuple):
 class RemoteTasks:
     """The gateway's part of a map on one host.
 
-    It draws tickets as workers do.  As many items are on their way as there are workers, and if tasks
-    are short, some more.  What has not begun when the map is paused is put back.
+    It draws tickets as workers do, while fewer items are on their way than there are workers, or some
+    more if tasks are short.  What has not begun when the map is paused is put back.
 
     Attributes:
         number: the number of the command.

@@ -423,15 +423,16 @@ class Taker:
         return self._drawn is not None or ended
 
     def take_now(self, most: int) -> tuple[Ticket, Batch, bool] | None:
-        """At most so many items of the next ticket, and their batch; None if there is none now.
+        """The next ticket and its batch; None if there is none now.
 
-        The last is whether a part of the ticket was put back: others may wait for one.
+        Of the last ticket in the queue only so many items are taken at *most*; what is left is put back,
+        which the third value says: others may wait for it.  Behind other tickets it would come late.
         """
         ticket, self._drawn = self._drawn or self._draw(), None
         if ticket is None:
             return None
         rest = ticket._replace(start=ticket.start + most)
-        left = rest.start < rest.stop and self.put_back(rest)
+        left = rest.start < rest.stop and self.is_dry and self.put_back(rest)
         if left:
             ticket = ticket._replace(stop=rest.start)
         return ticket, self.batch(ticket), left

@@ -156,7 +156,6 @@ def test_items_that_lie_in_groups_are_offered_again_after_a_pause(several):
     assert seen == [2 * k for k in range(6000)]
 
 
-@pytest.mark.thorough  # it fails now and then: see "Several hosts" in docs/limits.md
 def test_another_call_waits_only_for_tasks_that_run(two_hosts, tmp_path):
     def task(k):
         if k >= 3000:

@@ -81,6 +81,14 @@ def test_a_ticket_goes_back_in_part(queue, taker):
     del kept
 
 
+def test_a_ticket_before_others_is_taken_whole(queue, taker):
+    kept = [put(queue, first, "ab") for first in (0, 2)]
+    assert drawn(taker, most=1) == [(0, "a"), (1, "b")]
+    assert drawn(taker, most=1) == [(2, "a")]
+    assert drawn(taker, most=1) == [(3, "b")]
+    del kept
+
+
 def test_a_worker_that_waits_is_told_of_tickets_and_of_the_end(queue, taker):
     slots = []
 
