@@ -1,13 +1,16 @@
-"""A bootstrap: the seeds of the replicates are scattered, and all workers share the table.
+"""
+A bootstrap
+===========
 
-Each replicate makes its generator of its own seed, so it draws the same rows on whichever worker it
-runs: the replicates are the serial ones, exactly.
-
-    python demos/demo_14_bootstrap.py [times as large]
+The seeds of the replicates are scattered, and all workers share the table. Each replicate makes its
+generator of its own seed, so it draws the same rows on whichever worker it runs: the replicates are the
+serial ones, exactly.
 """
 
 import numpy as np
 from cookbook import scaled, timed, timed_by_joblib
+from matplotlib import pyplot as plt
+from pictures import save
 
 import synkro as synk
 
@@ -18,6 +21,9 @@ rng = np.random.default_rng(0)
 age = rng.uniform(20, 70, ROWS)
 income = np.exp(rng.normal(3 + age / 100, 0.6))
 table = np.column_stack([age, income])
+
+# %%
+# The statistic, of one table and of one that is drawn from it with a seed.
 
 
 def gap(table):
@@ -39,6 +45,10 @@ def by_joblib(in_two):
     return np.concatenate(in_two(replicates, np.array_split(seeds, 2), [table, table]))
 
 
+# %%
+# The plain function runs on all seeds here; everywhere, each worker runs it on its share of them. The
+# table lies in shared memory, once.
+
 seeds = np.random.SeedSequence(0).generate_state(REPLICATES, np.uint64)
 everywhere = synk.function(replicates, bcast_inputs="table", outputs="gather")
 synk.distribute()
@@ -50,8 +60,20 @@ found = timed("Synkro (2 workers)", everywhere, seeds, shared)
 
 assert np.array_equal(beside, expected)
 assert np.array_equal(found, expected)
+
+# %%
+# What the replicates say of the statistic.
+
 low, high = np.quantile(found, [0.025, 0.975])
 assert low < gap(table) < high
 print(f"the older half earns {gap(table):.3f} times as much (95%: {low:.3f} to {high:.3f})")
+
+figure, axes = plt.subplots()
+axes.hist(found, 40, color="lightsteelblue")
+axes.axvspan(low, high, alpha=0.15, label="95% of the replicates")
+axes.axvline(gap(table), color="C1", label="the table itself")
+axes.set(title=f"{REPLICATES} replicates", xlabel="income of the older half ÷ of the younger")
+axes.legend(frameon=False)
+save(figure)
 
 print("All assertions passed.")

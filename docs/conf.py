@@ -1,0 +1,169 @@
+"""How Sphinx makes the site of these pages: ``python -m sphinx -n -W docs build/site``.
+
+With ``-D plot_gallery=0`` no demo is run, and the gallery has the pictures of ``docs/_static/gallery``.
+Nothing is fetched: the names of Python's own modules are in ``docs/_inventories``.
+"""
+
+import importlib.util
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import synkro
+from synkro import errors
+
+DOCS = Path(__file__).parent
+PICTURES = DOCS / "_static" / "gallery"
+ROOT = DOCS.parent
+sys.path.insert(0, str(ROOT / "demos"))  # for what the demos of the cookbook share
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+project, author, version = "Synkro", "Synkro developers", synkro.__version__
+copyright = author  # noqa: A001  Sphinx's name
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "sphinx_gallery.gen_gallery",
+]
+exclude_patterns = ["gallery/*.ipynb", "gallery/*.py", "gallery/*.py.md5", "gallery/*.zip"]
+templates_path = ["_templates"]
+suppress_warnings = ["config.cache"]  # the functions below cannot be pickled
+
+# ── pages of Markdown ────────────────────────────────────────────────────────────────────────────────
+
+myst_enable_extensions = ["attrs_block", "colon_fence", "deflist"]
+myst_heading_anchors = 3
+copybutton_prompt_text = r"\$ |>>> "
+copybutton_prompt_is_regexp = True
+
+OUTSIDE = {"CHANGELOG.md": "changes.md", "CONTRIBUTING.md": "contributing.md", "benchmarks/README.md": "benchmarks.md"}
+"""Pages of the repository that the site has under another name."""
+
+
+def lead_inside(app, name, source):
+    """Have links to pages outside of this folder lead to those of the site."""
+    up = "../" * name.count("/")
+    for outside, inside in OUTSIDE.items():
+        source[0] = re.sub(rf"\]\((\.\./)+{re.escape(outside)}", f"]({up}{inside}", source[0])
+
+
+# ── docstrings ───────────────────────────────────────────────────────────────────────────────────────
+
+autosummary_generate = True
+autodoc_typehints = "none"  # pyright and editors show them; in a signature of eighteen they hide its names
+autodoc_member_order = "groupwise"
+napoleon_google_docstring, napoleon_numpy_docstring = True, False
+napoleon_use_ivar = napoleon_use_rtype = False
+napoleon_custom_sections = [("Raises", "params_style")]
+intersphinx_mapping = {"python": ("https://docs.python.org/3", "_inventories/python.inv")}
+nitpick_ignore_regex = [
+    ("py:.*", r"(numpy|np|cupy|torch|jax|h5py|zarr|matplotlib|pytensor|joblib|collections|NDArray)\b.*"),
+]
+
+PUBLIC = {name for name in synkro.__all__}
+ERRORS = {name for name in synkro.__all__ if isinstance(getattr(errors, name, None), type)}
+
+
+def link_names(app, what, name, obj, options, lines):
+    """Link names of errors, and of public functions in double backquotes, to their pages."""
+    text = "\n".join(lines)
+    for known in PUBLIC:
+        role = "class" if isinstance(getattr(synkro, known), type) else "func"
+        text = re.sub(rf"``(?:synkro\.|synk\.)?{known}\(\)``", f":{role}:`~synkro.{known}`", text)
+    for known in ERRORS:
+        text = re.sub(rf"(?<![`\w.~]){known}(?![\w`])", f":exc:`~synkro.{known}`", text)
+    text = re.sub(r"^Raises:(?= \S)", "**Raises:**", text, flags=re.MULTILINE)
+    lines[:] = text.split("\n")
+
+
+# ── the gallery ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def close_session(gallery, name):
+    """What sphinx-gallery does between two demos."""
+    synkro.close()
+
+
+def can_run(demo):
+    """Whether what a demo imports is here."""
+    imported = re.findall(r"^(?:import|from) (\w+)", demo.read_text(), re.MULTILINE)
+    return all(importlib.util.find_spec(name) is not None for name in imported)
+
+
+class Numbered:
+    """Demos in the order of their numbers."""
+
+    def __init__(self, folder):
+        pass
+
+    def __call__(self, name):
+        return int(name.split("_")[1])
+
+
+def place_pictures(app):
+    """Have pages of demos that are not run show the pictures that are kept."""
+    images = DOCS / "gallery" / "images"
+    images.mkdir(parents=True, exist_ok=True)
+    for kept in PICTURES.glob("*.png"):
+        shutil.copyfile(kept, images / f"sphx_glr_{kept.stem}_001.png")
+
+
+def show_picture(app, name, source):
+    """The picture of a demo that was not run stands before its text."""
+    picture = PICTURES / f"{name.rpartition('/')[2]}.png"
+    if name.startswith("gallery/demo_") and "sphx-glr-single-img" not in source[0] and picture.exists():
+        title, underline, text = re.split(r"\n(=+)\n", source[0], maxsplit=1)
+        image = f"\n.. image:: /gallery/images/sphx_glr_{picture.stem}_001.png\n   :alt: what it draws\n   :class: sphx-glr-single-img\n"
+        source[0] = f"{title}\n{underline}\n{image}{text}"
+
+
+sphinx_gallery_conf = {
+    "examples_dirs": "../demos",
+    "gallery_dirs": "gallery",
+    "filename_pattern": "|".join(re.escape(demo.name) for demo in ROOT.glob("demos/demo_*.py") if can_run(demo)),
+    "ignore_pattern": r"^(?!.*demo_)",
+    "within_subsection_order": Numbered,
+    "reset_modules": (close_session,),
+    "show_memory": False,
+    "download_all_examples": False,
+    "show_signature": False,
+    "write_computation_times": False,
+    "remove_config_comments": True,
+    "doc_module": (),
+    "backreferences_dir": None,
+}
+
+# ── how it looks ─────────────────────────────────────────────────────────────────────────────────────
+
+html_theme = "pydata_sphinx_theme"
+html_title = "Synkro"
+html_static_path = ["_static"]
+html_css_files = ["synkro.css"]
+html_copy_source = html_show_sourcelink = False
+html_show_copyright = html_show_sphinx = False
+html_theme_options = {
+    "navbar_end": ["theme-switcher"],
+    "navbar_persistent": ["search-button"],
+    "navbar_align": "left",
+    "header_links_before_dropdown": 8,
+    "show_toc_level": 2,
+    "navigation_with_keys": False,
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": [],
+    "footer_end": [],
+}
+html_sidebars = {"index": [], "changes": [], "benchmarks": [], "verified": []}
+
+
+def setup(app):
+    app.connect("builder-inited", place_pictures, priority=1)
+    app.connect("source-read", show_picture)
+    app.connect("source-read", lead_inside)
+    app.connect("autodoc-process-docstring", link_names, priority=400)  # before napoleon
