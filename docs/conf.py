@@ -11,6 +11,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from pygments.lexers.special import TextLexer
+
 import synkro
 from synkro import errors
 
@@ -34,7 +36,7 @@ extensions = [
 ]
 exclude_patterns = ["gallery/*.ipynb", "gallery/*.py", "gallery/*.py.md5", "gallery/*.zip"]
 templates_path = ["_templates"]
-suppress_warnings = ["config.cache"]  # the functions below cannot be pickled
+suppress_warnings = ["config.cache", "sphinx_gallery.config"]  # functions below are not pickled, nor wanted
 
 # ── pages of Markdown ────────────────────────────────────────────────────────────────────────────────
 
@@ -51,17 +53,27 @@ def lead_inside(app, name, source):
     """Have links to pages outside of this folder lead to those of the site."""
     up = "../" * name.count("/")
     for outside, inside in OUTSIDE.items():
-        source[0] = re.sub(rf"\]\((\.\./)+{re.escape(outside)}", f"]({up}{inside}", source[0])
+        source[0] = re.sub(rf"\]\((\.\./)*{re.escape(outside)}", f"]({up}{inside}", source[0])
 
 
 # ── docstrings ───────────────────────────────────────────────────────────────────────────────────────
 
+PARTS = {
+    "Data": "data, shape, dtype, ndim, size, nbytes, alloc_size, set_value, set_length, set_shape, condition_data, free_memory",
+    "StoredData": "path, shape, dtype, ndim, size, nbytes",
+    "Function": "__call__, submit, options, check, as_serial, as_theano, build_inputs, placement, update_modes",
+    "Shared": "value, shape, dtype, ndim, size, target, get_value, set_value, transfer",
+    "Ring": "close",
+    "RingWriter": "write, close",
+}
+"""What users need of classes that others of the package need more of."""
+
 autosummary_generate = True
+autosummary_context = {"parts": PARTS}
 autodoc_typehints = "none"  # pyright and editors show them; in a signature of eighteen they hide its names
 autodoc_member_order = "groupwise"
 napoleon_google_docstring, napoleon_numpy_docstring = True, False
-napoleon_use_ivar = napoleon_use_rtype = False
-napoleon_custom_sections = [("Raises", "params_style")]
+napoleon_use_rtype = napoleon_attr_annotations = False
 intersphinx_mapping = {"python": ("https://docs.python.org/3", "_inventories/python.inv")}
 nitpick_ignore_regex = [
     ("py:.*", r"(numpy|np|cupy|torch|jax|h5py|zarr|matplotlib|pytensor|joblib|collections|NDArray)\b.*"),
@@ -81,6 +93,14 @@ def link_names(app, what, name, obj, options, lines):
         text = re.sub(rf"(?<![`\w.~]){known}(?![\w`])", f":exc:`~synkro.{known}`", text)
     text = re.sub(r"^Raises:(?= \S)", "**Raises:**", text, flags=re.MULTILINE)
     lines[:] = text.split("\n")
+    if what in ("attribute", "property"):  # else napoleon takes what stands before a colon for its type
+        lines.insert(0, "")
+
+
+def hide_signature(app, what, name, obj, options, signature, returns):
+    """Classes of which users only get instances show no arguments."""
+    made_here = isinstance(obj, type) and (obj.__name__ in {*PARTS, "World"} or issubclass(obj, Exception))
+    return ("", None) if made_here else None
 
 
 # ── the gallery ──────────────────────────────────────────────────────────────────────────────────────
@@ -97,6 +117,11 @@ def can_run(demo):
     return all(importlib.util.find_spec(name) is not None for name in imported)
 
 
+def number(demo):
+    """The number of a demo, by its path."""
+    return int(Path(demo).name.split("_")[1])
+
+
 class Numbered:
     """Demos in the order of their numbers."""
 
@@ -104,7 +129,7 @@ class Numbered:
         pass
 
     def __call__(self, name):
-        return int(name.split("_")[1])
+        return number(name)
 
 
 def place_pictures(app):
@@ -130,6 +155,7 @@ sphinx_gallery_conf = {
     "filename_pattern": "|".join(re.escape(demo.name) for demo in ROOT.glob("demos/demo_*.py") if can_run(demo)),
     "ignore_pattern": r"^(?!.*demo_)",
     "within_subsection_order": Numbered,
+    "minigallery_sort_order": number,
     "reset_modules": (close_session,),
     "show_memory": False,
     "download_all_examples": False,
@@ -166,4 +192,7 @@ def setup(app):
     app.connect("builder-inited", place_pictures, priority=1)
     app.connect("source-read", show_picture)
     app.connect("source-read", lead_inside)
+    app.connect("include-read", lambda app, path, name, source: lead_inside(app, name, source))
+    app.add_lexer("mermaid", TextLexer)  # pictures on GitHub, which need a network
+    app.connect("autodoc-process-signature", hide_signature)
     app.connect("autodoc-process-docstring", link_names, priority=400)  # before napoleon

@@ -312,6 +312,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
             sliceable_shareds: worker variables whose rows take part in slicing and in ``batch_s=``:
                 inside the function their value is the rows of the running piece.
             name: for messages; by default the function's own.
+            target: where it runs: None for all ranks; one rank, by its number or a device that it alone
+                is on; or a list of these.
 
         Inputs are read-only inside the function.
 
@@ -399,7 +401,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
     @property
     def variables(self) -> Session:
-        """The session: ``session.variables.all_reduce(w)`` is ``session.all_reduce(w)``."""
+        """The session itself, so ``session.variables.all_reduce(w)`` is ``session.all_reduce(w)``."""
         return self
 
     # ── where the time goes ──────────────────────────────────────────────────────────────────────

@@ -121,7 +121,7 @@ class FormulaRule(Rule):
 
 
 class sgd(FormulaRule):  # noqa: N801 - the rules have the names that they have everywhere
-    """Stochastic gradient descent: ``p -= rate · g``."""
+    """Stochastic gradient descent: ``p -= rate · g``.  It takes *params*, *learning_rate* and *name*."""
 
     @staticmethod
     def formula(xp: Any, g: Any, rate: Any, state: State) -> Step:
@@ -130,7 +130,10 @@ class sgd(FormulaRule):  # noqa: N801 - the rules have the names that they have 
 
 @dataclass(eq=False, repr=False)
 class momentum(FormulaRule):  # noqa: N801
-    """Momentum: ``v = μ v - rate · g; p += v`` (Polyak 1964)."""
+    """Momentum: ``v = μ v - rate · g; p += v`` (Polyak 1964).
+
+    It takes *params*, *learning_rate*, *momentum* (μ) and *name*.
+    """
 
     STATES: ClassVar[tuple[str, ...]] = ("velocity",)
 
@@ -143,7 +146,10 @@ class momentum(FormulaRule):  # noqa: N801
 
 
 class nesterov_momentum(momentum):  # noqa: N801
-    """Nesterov's momentum, as in Sutskever et al. 2013: ``v = μ v - rate · g; p += μ v - rate · g``."""
+    """Nesterov's momentum, as in Sutskever et al. 2013: ``v = μ v - rate · g; p += μ v - rate · g``.
+
+    It takes *params*, *learning_rate*, *momentum* (μ) and *name*.
+    """
 
     @staticmethod
     def formula(xp: Any, g: Any, rate: Any, state: State, momentum: float) -> Step:
@@ -153,7 +159,10 @@ class nesterov_momentum(momentum):  # noqa: N801
 
 @dataclass(eq=False, repr=False)
 class adagrad(FormulaRule):  # noqa: N801
-    """AdaGrad (Duchi et al. 2011): ``a += g²; p -= rate · g / √(a + ε)``."""
+    """AdaGrad (Duchi et al. 2011): ``a += g²; p -= rate · g / √(a + ε)``.
+
+    It takes *params*, *learning_rate*, *epsilon* (ε) and *name*.
+    """
 
     STATES: ClassVar[tuple[str, ...]] = ("accumulator",)
 
@@ -168,7 +177,10 @@ class adagrad(FormulaRule):  # noqa: N801
 
 @dataclass(eq=False, repr=False)
 class rmsprop(FormulaRule):  # noqa: N801
-    """RMSProp (Tieleman and Hinton 2012): ``a = ρ a + (1 - ρ) g²; p -= rate · g / √(a + ε)``."""
+    """RMSProp (Tieleman and Hinton 2012): ``a = ρ a + (1 - ρ) g²; p -= rate · g / √(a + ε)``.
+
+    It takes *params*, *learning_rate*, *rho* (ρ), *epsilon* (ε) and *name*.
+    """
 
     STATES: ClassVar[tuple[str, ...]] = ("accumulator",)
 
@@ -187,6 +199,7 @@ class adadelta(rmsprop):  # noqa: N801
     """AdaDelta (Zeiler 2012).
 
     ``a = ρ a + (1 - ρ) g²; u = g √(d + ε) / √(a + ε); p -= rate · u; d = ρ d + (1 - ρ) u²``.
+    It takes *params*, *learning_rate*, *rho* (ρ), *epsilon* (ε) and *name*.
     """
 
     STATES: ClassVar[tuple[str, ...]] = ("accumulator", "delta")
@@ -206,6 +219,7 @@ class adam(FormulaRule):  # noqa: N801
     """Adam (Kingma and Ba 2014), with the corrections of bias in the step size (section 2, end).
 
     ``m = β₁ m + (1 - β₁) g; v = β₂ v + (1 - β₂) g²; p -= rate · √(1 - β₂ᵗ) / (1 - β₁ᵗ) · m / (√v + ε)``.
+    It takes *params*, *learning_rate*, *beta1* (β₁), *beta2* (β₂), *epsilon* (ε) and *name*.
     """
 
     STATES: ClassVar[tuple[str, ...]] = ("first", "second")
@@ -245,6 +259,7 @@ class adamax(adam):  # noqa: N801
     """AdaMax (Kingma and Ba 2014, section 7.1).
 
     ``m = β₁ m + (1 - β₁) g; u = max(β₂ u, |g|); p -= rate / (1 - β₁ᵗ) · m / (u + ε)``.
+    It takes *params*, *learning_rate*, *beta1* (β₁), *beta2* (β₂), *epsilon* (ε) and *name*.
     """
 
     learning_rate: Rate = 0.002

@@ -351,7 +351,7 @@ class Group:
     def reduce(
         self, value: Any, op: Any = "mean", *, root: int | None = None, weight: Any = None
     ) -> Any:
-        """The values of all ranks as one, on the *root*; None on the others.
+        """The *value* of all ranks as one, on the *root*; None on the others.
 
         The root is the master rank by default; *op* and *weight* are as in ``all_reduce``.
 
@@ -372,7 +372,10 @@ class Group:
 
     @_collective
     def reduce_scatter(self, value: Any, op: str = "mean", *, weight: Any = None) -> Any:
-        """This rank's rows of what ``all_reduce`` would return: those that ``scatter`` would give it."""
+        """This rank's rows of what ``all_reduce`` would return: those that ``scatter`` would give it.
+
+        *value*, *op* and *weight* are as in ``all_reduce``.
+        """
         operation = operation_named(op)
         factor = _weight(weight, operation)
         results = self.comm.reduce_scatter(self._given([value], operation), operation, factor)
@@ -380,7 +383,7 @@ class Group:
 
     @_collective
     def broadcast(self, value: Any, *, root: int | None = None) -> Any:
-        """The *root*'s array, on every rank; what the others give does not matter.
+        """The *root*'s *value*, an array, on every rank; what the others give does not matter.
 
         The root is the master rank by default.
 
@@ -392,7 +395,7 @@ class Group:
 
     @_collective
     def scatter(self, value: Any, *, root: int | None = None) -> Any:
-        """This rank's rows of the *root*'s array, split as evenly as can be, the first having one more.
+        """This rank's rows of the *root*'s *value*, split as evenly as can be, the first with one more.
 
         The root is the master rank by default; what the others give does not matter.
 
@@ -404,7 +407,7 @@ class Group:
 
     @_collective
     def all_gather(self, value: Any, nd_up: int = 0) -> Any:
-        """The arrays of all ranks, on every rank, in the order of the ranks.
+        """The *value* of all ranks, arrays, on every rank, in the order of the ranks.
 
         They are concatenated along axis 0 (``nd_up=0``; numbers become rows) or stacked along a new one.
 
@@ -415,9 +418,9 @@ class Group:
 
     @_collective
     def gather(self, value: Any, nd_up: int = 0, *, root: int | None = None) -> Any:
-        """The arrays of all ranks, as in ``all_gather``, on the *root*; None on the others.
+        """The *value* of all ranks, as in ``all_gather``, on the *root*; None on the others.
 
-        The root is the master rank by default.
+        The root is the master rank by default.  *nd_up* is as in ``all_gather``.
 
         Raises: InvalidType, InvalidValue; CollectiveError.
         """
@@ -430,13 +433,13 @@ class Group:
     def all_to_all(self, value: Any) -> Any:
         """The rows that all ranks have for this one, in the order of the ranks.
 
-        Each rank's rows are split over the ranks as ``scatter`` splits them.
+        The rows of each rank's *value* are split over the ranks as ``scatter`` splits them.
         """
         return self._results([value], self.comm.all_to_all(self._given([value])))[0]
 
     @_collective
     def exchange(self, value: Any, with_rank: int) -> Any:
-        """Give an array to another rank, and get the one that it gives; both call it.
+        """Give *value*, an array, to the rank *with_rank*, and get the one that it gives; both call it.
 
         There is no deadlock.  Their shapes and dtypes may differ.  A rank that exchanges with itself
         gets a copy of its own.
@@ -452,7 +455,7 @@ class Group:
 
     @_collective
     def send(self, value: Any, to: int) -> None:
-        """Send an array to another rank, which receives it with ``recv``; in order.
+        """Send *value*, an array, to the rank *to*, which receives it with ``recv``; in order.
 
         It does not wait for that: only after 8 arrays that were not yet received does it wait.
         """

@@ -444,7 +444,8 @@ class Function(SentFunction, Generic[P, R]):
         """Compare the result of a call with that of the plain function, run once on the same rows.
 
         The plain function runs on the master rank, on all rows; variables, objects that functions use
-        and random generators are put back before the call.  The arguments are those of a call.
+        and random generators are put back before the call.  The arguments are those of a call; *batch*
+        selects rows as there.
 
         Returns the result of the call.
 

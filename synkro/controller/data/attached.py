@@ -162,7 +162,13 @@ def make_ring(
     dtype: DTypeLike = np.float64,
     timeout: float | None = None,
 ) -> Ring:
-    """A ring of *slots* in shared memory, through which another program hands frames over."""
+    """A ring of *slots* in shared memory, through which another program hands frames over.
+
+    *shm_name* is its name; frames have *shape* and *dtype*; *timeout* is how many seconds the next one may
+    take.
+
+    Raises: InvalidType, InvalidValue; SharedMemoryError; NotAvailable.
+    """
     engine, await_calls = engine_and_wait
     engine.require_ready()
     name, slots = named.checked_ring_name(shm_name), checked_int(slots, "slots", 1)

@@ -76,7 +76,7 @@ class Data(InputArray[Scalar]):
 
     @property
     def data(self) -> NDArray[Scalar]:
-        """The array itself: a view of the shared memory."""
+        """The array itself, a view of the shared memory."""
         self._memory.touch()
         return self._memory.array
 
@@ -172,7 +172,10 @@ class Data(InputArray[Scalar]):
     # ── changing it ──────────────────────────────────────────────────────────────────────────────
 
     def set_value(self, input_data: ArrayLike, force_cast: bool = False, oversize: float = 1) -> None:
-        """Replace the contents, and the shape; more memory is taken only where it does not suffice.
+        """Replace the contents, and the shape, by those of *input_data*.
+
+        More memory is taken only where it does not suffice: then *oversize* times as much, from 1 to 2.
+        *force_cast* allows casts that lose information.
 
         Raises: InvalidType, InvalidValue, as ``condition_data``; SharedMemoryError.
         """
@@ -197,13 +200,16 @@ class Data(InputArray[Scalar]):
         return array
 
     def set_length(self, length: SupportsIndex, oversize: float = 1) -> None:
-        """Change the number of rows.  Old rows keep their contents, new ones are zero."""
+        """Change the number of rows to *length*.  Old rows keep their contents, new ones are zero.
+
+        *oversize*, from 1 to 2, is how much more memory to take where more is needed.
+        """
         if self._ndim == 0:
             raise InvalidValue(f"{self._called()} has no dimensions, so it has no length to set.")
         self.set_shape((length, *self.shape[1:]), oversize)
 
     def set_shape(self, shape: Sequence[SupportsIndex], oversize: float = 1) -> None:
-        """Change the lengths of the dimensions, not their number.
+        """Change the lengths of the dimensions to *shape*, not their number.
 
         Elements whose index is in both shapes keep their contents, new ones are zero.
         *oversize*, from 1 to 2, is how much more memory to take where more is needed.

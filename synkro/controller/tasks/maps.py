@@ -215,7 +215,8 @@ class Maps:
         """An iterator over what ``map`` returns: each result as soon as it and those before it are
         there, or, if not *ordered*, as soon as it is there.
 
-        The workers go on while the program uses a result.  Only so many items are read ahead that the
+        *fn*, *iterables*, *common*, *progress*, *chunksize*, *retries*, *errors*, *checkpoint*,
+        *item_timeout* and *max_tasks* are as in ``map``.  The workers go on while the program uses a result.  Only so many items are read ahead that the
         workers have enough to do, and as many results are kept.  Another call of the program meanwhile
         waits for the tasks that run.  *timeout* is for each result.  What it raises has the ``results``
         that the program did not get.

@@ -88,10 +88,10 @@ class Collectives:
 
     @in_turn
     def broadcast(self, shared_vars: Any, values: Any = None, nccl: bool = True) -> None:
-        """Write *values* (arrays or ``Data``, one a variable) to all replicas.
+        """Write *values* (arrays or ``Data``, one a variable) to all replicas of *shared_vars*.
 
-        Without them, write the master rank's replica to the others: on GPUs by NCCL, or through host
-        memory with ``nccl=False``.
+        That is a variable, or a list of them.  Without values, write the master rank's replica to the
+        others: on GPUs by NCCL, or through host memory with ``nccl=False``.
 
         Raises: InvalidType, InvalidValue.
         """
@@ -106,7 +106,8 @@ class Collectives:
     def scatter(self, shared_vars: Any, values: Any, batch: Any = None) -> None:
         """Make each replica its rank's rows of *values*, or of the rows of them that *batch* selects.
 
-        The rows are split as evenly as can be, the first ranks having one more.  Ranks may get none.
+        *shared_vars* is a variable, or a list of them, with as many *values*.  The rows are split as
+        evenly as can be, the first ranks having one more.  Ranks may get none.
 
         Raises: InvalidType, InvalidValue, InvalidIndex.
         """
@@ -116,7 +117,12 @@ class Collectives:
 
     @in_turn
     def set_value(self, rank: int, shared_vars: Any, values: Any, batch: Any = None) -> None:
-        """Write *values*, or the rows of them that *batch* selects, to the replicas of one *rank*."""
+        """Write *values*, or the rows of them that *batch* selects, to the replicas of one *rank*.
+
+        *shared_vars* is a variable, or a list of them, with as many *values*.
+
+        Raises: InvalidType, InvalidValue, InvalidIndex.
+        """
         targets, _ = self._checked(shared_vars)
         place = self._place(rank, targets)
 
@@ -129,13 +135,16 @@ class Collectives:
 
     @in_turn
     def get_value(self, rank: int, shared_vars: Any) -> Any:
-        """The replica of one *rank*: an array, or a list of them for several variables."""
+        """The replica of one *rank*: an array, or a list of them if *shared_vars* is a list of variables.
+
+        Raises: InvalidType, InvalidValue, InvalidIndex.
+        """
         targets, single = self._checked(shared_vars)
         return _one_or_all(self.fetch(targets, (self._place(rank, targets),)), single)
 
     @in_turn
     def gather(self, shared_vars: Any, nd_up: int = 1, nccl: bool = True) -> Any:
-        """The replicas of all ranks, in their order.
+        """The replicas of *shared_vars*, a variable or a list of them, of all ranks, in their order.
 
         They are stacked along a new first axis (``nd_up=1``: they need the same shape) or concatenated
         along the first (``nd_up=0``: they may differ in their rows).  They always come through host
@@ -157,8 +166,8 @@ class Collectives:
     def reduce(self, shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool = True) -> Any:
         """Make the master rank's replica the plain mean ("avg"), "sum", "prod", "max" or "min" of all.
 
-        With ``in_place=False``, return that instead.  On GPUs it goes through host memory with
-        ``nccl=False``.
+        *op* says which; *shared_vars* is a variable, or a list of them.  With ``in_place=False``, return
+        that instead.  On GPUs it goes through host memory with ``nccl=False``.
 
         Raises: InvalidType, InvalidValue.
         """
@@ -174,13 +183,13 @@ class Collectives:
 
     @in_turn
     def get_shapes(self, shared_vars: Any) -> Any:
-        """The shape of each rank's replica: a list, or a list of lists for several."""
+        """The shape of each rank's replica: a list, or a list of lists if *shared_vars* is a list."""
         targets, single = self._checked(shared_vars)
         return _one_or_all(self.shapes(targets), single)
 
     @in_turn
     def get_lengths(self, shared_vars: Any) -> Any:
-        """The number of rows of each rank's replica: a list, or a list of lists for several."""
+        """How many rows each rank's replica has: a list, or a list of lists if *shared_vars* is a list."""
         targets, single = self._checked(shared_vars, "get_lengths")
         lengths = [[shape[0] for shape in shapes] for shapes in self.shapes(targets)]
         return _one_or_all(lengths, single)
@@ -199,7 +208,8 @@ class Collectives:
     def all_reduce(self, shared_vars: Any, op: str = "avg", nccl: bool = True) -> None:
         """Make every replica the plain mean ("avg"), "sum", "prod", "max" or "min" of all.
 
-        On GPUs it goes through host memory with ``nccl=False``.
+        *op* says which; *shared_vars* is a variable, or a list of them.  On GPUs it goes through host
+        memory with ``nccl=False``.
 
         Raises: InvalidType, InvalidValue.
         """
@@ -213,7 +223,8 @@ class Collectives:
     def all_gather(self, shared_vars: Any, nccl: bool = True) -> None:
         """Make every replica the concatenation of all, along axis 0 in the order of the ranks.
 
-        On GPUs it goes through host memory with ``nccl=False``.
+        *shared_vars* is a variable, or a list of them.  On GPUs it goes through host memory with
+        ``nccl=False``.
 
         Raises: InvalidType, InvalidValue.
         """

@@ -103,11 +103,11 @@ class Shared(Variable[Scalar]):
 
     @property
     def target(self) -> str | int | list[str | int] | None:
-        """Where the variable is: a context name or a rank, or a list of them; None for all ranks."""
+        """Where the variable is, a context name or a rank, or a list of them; None for all ranks."""
         return self._owner.targets.names(self.ranks)
 
     def transfer(self, target: str | int | None) -> Any:
-        """A copy on another rank, device to device; see ``transfer()``."""
+        """A copy on the rank *target*, device to device; see ``transfer()``."""
         return self._owner.transfer(self, target)
 
     def get_value(self) -> NDArray[Scalar]:
