@@ -36,7 +36,10 @@ extensions = [
 ]
 exclude_patterns = ["gallery/*.ipynb", "gallery/*.py", "gallery/*.py.md5", "gallery/*.zip"]
 templates_path = ["_templates"]
-suppress_warnings = ["config.cache", "sphinx_gallery.config"]  # functions below are not pickled, nor wanted
+suppress_warnings = [
+    "config.cache",
+    "sphinx_gallery.config",
+]  # functions below are not pickled, nor wanted
 
 # ── pages of Markdown ────────────────────────────────────────────────────────────────────────────────
 
@@ -45,7 +48,11 @@ myst_heading_anchors = 3
 copybutton_prompt_text = r"\$ |>>> "
 copybutton_prompt_is_regexp = True
 
-OUTSIDE = {"CHANGELOG.md": "changes.md", "CONTRIBUTING.md": "contributing.md", "benchmarks/README.md": "benchmarks.md"}
+OUTSIDE = {
+    "CHANGELOG.md": "changes.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "benchmarks/README.md": "benchmarks.md",
+}
 """Pages of the repository that the site has under another name."""
 
 
@@ -70,7 +77,9 @@ PARTS = {
 
 autosummary_generate = True
 autosummary_context = {"parts": PARTS}
-autodoc_typehints = "none"  # pyright and editors show them; in a signature of eighteen they hide its names
+autodoc_typehints = (
+    "none"  # pyright and editors show them; in a signature of eighteen they hide its names
+)
 autodoc_member_order = "groupwise"
 napoleon_google_docstring, napoleon_numpy_docstring = True, False
 napoleon_use_rtype = napoleon_attr_annotations = False
@@ -99,7 +108,9 @@ def link_names(app, what, name, obj, options, lines):
 
 def hide_signature(app, what, name, obj, options, signature, returns):
     """Classes of which users only get instances show no arguments."""
-    made_here = isinstance(obj, type) and (obj.__name__ in {*PARTS, "World"} or issubclass(obj, Exception))
+    made_here = isinstance(obj, type) and (
+        obj.__name__ in {*PARTS, "World"} or issubclass(obj, Exception)
+    )
     return ("", None) if made_here else None
 
 
@@ -152,7 +163,9 @@ def show_picture(app, name, source):
 sphinx_gallery_conf = {
     "examples_dirs": "../demos",
     "gallery_dirs": "gallery",
-    "filename_pattern": "|".join(re.escape(demo.name) for demo in ROOT.glob("demos/demo_*.py") if can_run(demo)),
+    "filename_pattern": "|".join(
+        re.escape(demo.name) for demo in ROOT.glob("demos/demo_*.py") if can_run(demo)
+    ),
     "ignore_pattern": r"^(?!.*demo_)",
     "within_subsection_order": Numbered,
     "minigallery_sort_order": number,
