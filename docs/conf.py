@@ -5,6 +5,7 @@ Nothing is fetched: the names of Python's own modules are in ``docs/_inventories
 """
 
 import importlib.util
+import inspect
 import os
 import re
 import shutil
@@ -23,7 +24,7 @@ sys.path.insert(0, str(ROOT / "demos"))  # for what the demos of the cookbook sh
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 project, author, version = "Synkro", "Synkro developers", synkro.__version__
-copyright = author  # noqa: A001  Sphinx's name
+copyright = author
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
@@ -66,9 +67,11 @@ def lead_inside(app, name, source):
 # ── docstrings ───────────────────────────────────────────────────────────────────────────────────────
 
 PARTS = {
-    "Data": "data, shape, dtype, ndim, size, nbytes, alloc_size, set_value, set_length, set_shape, condition_data, free_memory",
+    "Data": "data, shape, dtype, ndim, size, nbytes, alloc_size, set_value, set_length, set_shape, "
+    "condition_data, free_memory",
     "StoredData": "path, shape, dtype, ndim, size, nbytes",
-    "Function": "__call__, submit, options, check, as_serial, as_theano, build_inputs, placement, update_modes",
+    "Function": "__call__, submit, options, check, as_serial, as_theano, build_inputs, placement, "
+    "update_modes",
     "Shared": "value, shape, dtype, ndim, size, target, get_value, set_value, transfer",
     "Ring": "close",
     "RingWriter": "write, close",
@@ -88,12 +91,14 @@ nitpick_ignore_regex = [
     ("py:.*", r"(numpy|np|cupy|torch|jax|h5py|zarr|matplotlib|pytensor|joblib|collections|NDArray)\b.*"),
 ]
 
-PUBLIC = {name for name in synkro.__all__}
+PUBLIC = set(synkro.__all__)
 ERRORS = {name for name in synkro.__all__ if isinstance(getattr(errors, name, None), type)}
 
 
 def link_names(app, what, name, obj, options, lines):
     """Link names of errors, and of public functions in double backquotes, to their pages."""
+    if what == "class" and not is_made_here(obj):
+        lines += ["", *(inspect.getdoc(obj.__init__) or "").splitlines()]
     text = "\n".join(lines)
     for known in PUBLIC:
         role = "class" if isinstance(getattr(synkro, known), type) else "func"
@@ -106,12 +111,16 @@ def link_names(app, what, name, obj, options, lines):
         lines.insert(0, "")
 
 
-def hide_signature(app, what, name, obj, options, signature, returns):
-    """Classes of which users only get instances show no arguments."""
-    made_here = isinstance(obj, type) and (
-        obj.__name__ in {*PARTS, "World"} or issubclass(obj, Exception)
+def is_made_here(thing):
+    """Whether users get instances of a class, and make none: its arguments are not theirs."""
+    return isinstance(thing, type) and (
+        thing.__name__ in {*PARTS, "World"} or issubclass(thing, Exception)
     )
-    return ("", None) if made_here else None
+
+
+def hide_signature(app, what, name, obj, options, signature, returns):
+    """Leave the arguments of such a class out."""
+    return ("", None) if signature and is_made_here(obj) else None
 
 
 # ── the gallery ──────────────────────────────────────────────────────────────────────────────────────
@@ -151,13 +160,19 @@ def place_pictures(app):
         shutil.copyfile(kept, images / f"sphx_glr_{kept.stem}_001.png")
 
 
+PICTURE = """
+.. image:: /gallery/images/sphx_glr_{}_001.png
+   :alt: what it draws
+   :class: sphx-glr-single-img
+"""
+
+
 def show_picture(app, name, source):
     """The picture of a demo that was not run stands before its text."""
     picture = PICTURES / f"{name.rpartition('/')[2]}.png"
     if name.startswith("gallery/demo_") and "sphx-glr-single-img" not in source[0] and picture.exists():
         title, underline, text = re.split(r"\n(=+)\n", source[0], maxsplit=1)
-        image = f"\n.. image:: /gallery/images/sphx_glr_{picture.stem}_001.png\n   :alt: what it draws\n   :class: sphx-glr-single-img\n"
-        source[0] = f"{title}\n{underline}\n{image}{text}"
+        source[0] = "\n".join([title, underline, PICTURE.format(picture.stem), text])
 
 
 sphinx_gallery_conf = {

@@ -19,7 +19,7 @@ from .rules import Rule, Vector, mean_gradient, parameters, session_variables
 
 
 def flatten(arrays: Sequence[ArrayLike], params: Sequence[Variable]) -> Vector:
-    """Gradients of *params*, in their order, as one vector.
+    """Gradients of *params*, *arrays* in their order, as one vector.
 
     Raises: InvalidValue if their number or a shape is not that of the parameters.
     """

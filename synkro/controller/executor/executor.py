@@ -71,8 +71,8 @@ class Executor(concurrent.futures.Executor):
             item_timeout: seconds that a task may take.  One that takes longer is ended with its worker,
                 another worker takes the place of that, and the future raises CallTimeout.
             max_tasks: after so many tasks a worker ends, and another one takes its place.
-            devices, threads_per_worker, hosts, start_timeout, seed, verbose: as for ``fork()``, but
-                *devices* are the CPU's by default.
+            devices: as for ``fork()``, but the CPU's by default.
+            threads_per_worker, hosts, start_timeout, seed, verbose: as for ``fork()``.
 
         Raises: InvalidType, InvalidValue; NotAvailable for *item_timeout* and *max_tasks* on GPUs and
         over several hosts; otherwise as ``fork()``.
