@@ -21,12 +21,14 @@ from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 from .common import readable
 
 _STYLE = """
+:root { color-scheme: light dark; }
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 62em; margin: 2em auto; padding: 0 1em; }
 h2 { margin-top: 2.5em; border-bottom: 1px solid #ccc; } img { max-width: 100%; }
-table { border-collapse: collapse; margin: 1em 0; } td, th { padding: .15em .8em; text-align: right; }
+table { border-collapse: collapse; margin: 1em 0; display: block; overflow-x: auto; } td, th { padding: .15em .8em; text-align: right; }
 td { white-space: nowrap; } td:first-child { white-space: normal; }
 td:first-child, th:first-child { text-align: left; } th { border-bottom: 1px solid #999; }
-.met { color: #17692e; } .missed { color: #b3261e; } .quiet { color: #666; }
+.met { color: light-dark(#17692e, #7fd494); } .missed { color: light-dark(#b3261e, #ff9a90); }
+.quiet { color: light-dark(#666, #aaa); overflow-wrap: anywhere; }
 """
 
 
@@ -53,7 +55,8 @@ def write(records: dict[str, dict[str, Any]], folder: Path) -> Path:
     records = {name: record for name, record in records.items() if "failed" not in record}
     environment = next(iter(records.values()))["environment"] if records else {}
     page.write_text(
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>Synkro, measured</title>"
+        f"<!doctype html><html lang=en><meta charset=utf-8>"
+        f"<meta name=viewport content='width=device-width'><title>Synkro, measured</title>"
         f"<style>{_STYLE}</style><h1>Synkro, measured</h1>{_about(environment)}{_missed(records)}"
         + "\n".join(parts)
         + "</html>\n"
