@@ -1,11 +1,17 @@
-"""The introductory program of Synkhronos, with Theano's successor PyTensor: only the imports are others.
+"""
+A graph of PyTensor
+===================
 
-python demos/demo_10_pytensor.py
+This is the introductory program of Synkhronos, with Theano's successor PyTensor: only the imports are
+others. A function of symbols runs on all workers. Then all workers train a parameter. It needs
+PyTensor, and on GPUs also JAX.
 """
 
 import numpy as np
 import pytensor
 import pytensor.tensor as T
+from matplotlib import pyplot as plt
+from pictures import save
 
 import synkro as synk
 
@@ -17,6 +23,9 @@ f_th = pytensor.function(inputs=[x, y], outputs=z)
 f = synk.function(inputs=[x], bcast_inputs=[y], outputs=z)
 synk.distribute()
 
+# %%
+# Both functions of the graph give the same.
+
 x_dat = np.random.randn(100, 10).astype("float32")
 y_dat = np.random.randn(10).astype("float32")
 x_synk = synk.data(x_dat)
@@ -26,7 +35,9 @@ r = f(x_synk, y_synk)
 
 assert np.allclose(r, r_th)
 
-# The same with a parameter that both train: its values in the main process are the master rank's.
+# %%
+# The same goes for a parameter that both train. Its values in the main process are the master rank's.
+
 w = pytensor.shared(np.zeros(10), name="w")
 loss = ((x.dot(w) - x.dot(y)) ** 2).mean()
 step = synk.function(
@@ -42,6 +53,12 @@ w.set_value(np.zeros(10))
 serial = [alone(x_dat, y_dat) for _ in range(50)]
 assert np.allclose(losses, serial)
 assert np.allclose(found, w.get_value())
-print(f"loss {losses[0]:.3f} at first, {losses[-1]:.2e} at last, as in one process")
+
+figure, axes = plt.subplots()
+axes.semilogy(serial, linewidth=7, alpha=0.3, label="in one process")
+axes.semilogy(losses, "C1", label="on all workers")
+axes.set(title="A graph of PyTensor learns the same on all workers", xlabel="step", ylabel="loss")
+axes.legend()
+save(figure)
 
 print("All assertions passed.")

@@ -1,15 +1,18 @@
-"""Expectation maximization of a Gaussian mixture: the E-step on the workers, the M-step at home.
+"""
+A Gaussian mixture
+==================
 
-All that the M-step needs are sums over the rows, so the E-step is a function with ``outputs="sum"``,
-and an iteration is one call.  The fit is the serial one, to rounding.
-
-    python demos/demo_13_mixture.py [times as large]
+This is expectation maximization: the E-step on the workers, the M-step at home. All that the M-step
+needs are sums over the rows. So the E-step is a function with ``outputs="sum"``, and an iteration is
+one call. The fit is the serial one, to rounding.
 """
 
 import itertools
 
 import numpy as np
 from cookbook import scaled, timed, timed_by_joblib
+from matplotlib import pyplot as plt
+from pictures import save
 
 import synkro as synk
 
@@ -21,6 +24,10 @@ centres = rng.normal(0, 4, (PARTS, FEATURES))
 scales = rng.uniform(0.5, 1.5, (PARTS, FEATURES, FEATURES))
 labels = rng.integers(PARTS, size=ROWS)
 table = centres[labels] + np.einsum("ni,nij->nj", rng.standard_normal((ROWS, FEATURES)), scales[labels])
+
+
+# %%
+# Both steps are plain functions of NumPy.
 
 
 def expectation(x, weights, means, covariances):
@@ -65,6 +72,9 @@ def by_joblib(in_two):
     return fit(e_step)
 
 
+# %%
+# The table lies in shared memory, where each worker finds its rows. Only parameters and sums travel.
+
 everywhere = synk.function(expectation, bcast_inputs=["weights", "means", "covariances"], outputs="sum")
 synk.distribute()
 rows = synk.data(table)
@@ -79,5 +89,17 @@ for one, two, three in zip(expected, beside, found, strict=True):
 assert np.allclose(ours, track, rtol=1e-9)
 assert all(after > before for before, after in itertools.pairwise(ours))
 print(f"log-likelihood a row {ours[0] / ROWS:.4f} at first, {ours[-1] / ROWS:.4f} at last")
+
+# %%
+# The parts that the fit found, each as an ellipse, on rows in the colours of the parts that made them.
+
+figure, axes = plt.subplots()
+axes.scatter(*table[:300, ::2].T, 9, labels[:300], cmap="Dark2", linewidths=0)
+angles = np.linspace(0, 2 * np.pi, 100)
+for mean, covariance in zip(*found[1:], strict=True):
+    factor = 2 * np.linalg.cholesky(covariance[::2, ::2])  # two standard deviations
+    axes.fill(*(mean[::2, None] + factor @ [np.cos(angles), np.sin(angles)]), "black", alpha=0.12)
+axes.set(title=f"The fit finds all {PARTS} parts", xlabel="first feature", ylabel="third feature")
+save(figure)
 
 print("All assertions passed.")

@@ -1,13 +1,16 @@
-"""Principal components of a real data set: statistics over rows on the workers, the rest at home.
+"""
+Principal components
+====================
 
-One pass over the rows gives the mean and the sum of outer products, which are sums over rows and so
-reduce exactly; the small eigenproblem is solved in the main process; the projection of each row is
-gathered in the order of the rows.  The answers are scikit-learn's.
-
-    python demos/demo_4_pca.py
+The workers compute statistics over the rows of a real data set; the rest is done at home. One pass over
+the rows gives the mean and the mean of the outer products. They reduce exactly, because they are means
+over rows. The main process solves the small eigenproblem. The projection of each row is gathered in the
+order of the rows. The answers are scikit-learn's.
 """
 
 import numpy as np
+from matplotlib import pyplot as plt
+from pictures import save
 from sklearn.datasets import load_breast_cancer
 from sklearn.decomposition import PCA
 
@@ -17,7 +20,9 @@ n_workers = synk.fork()
 cancer = load_breast_cancer()
 n_components = 3
 
-# 569 rows of 30 measurements, on very different scales.
+# %%
+# The data are 569 rows of 30 measurements, on very different scales.
+
 x = synk.data(cancer.data, name="measurements")
 n_rows, n_features = x.shape
 
@@ -35,21 +40,28 @@ def project(x, origin, axes):
     return (x - origin).dot(axes)
 
 
-# Both outputs of moments are means over rows, so they are averaged.  An origin near the data (any row
-# will do) keeps the difference of large squares from losing digits.
+# %%
+# Both outputs of ``moments`` are means over rows, so they are averaged. An origin near the data (any
+# row will do) keeps the difference of large squares from losing digits.
+
 first = cancer.data[0]
 shift, products = moments(x, first)
 mean = first + shift
 covariance = (products - np.outer(shift, shift)) * n_rows / (n_rows - 1)
 assert np.allclose(covariance, np.cov(cancer.data, rowvar=False))
 
-# All measurements on one scale: divided by their standard deviations, in place, in shared memory.
+# %%
+# All measurements are brought to one scale: divided by their standard deviations, in place, in shared
+# memory.
+
 scale = np.sqrt(np.diag(covariance))
 x /= scale
 mean /= scale
 correlation = covariance / np.outer(scale, scale)
 
-# The eigenvectors of the largest eigenvalues, which eigh puts last.
+# %%
+# The components are the eigenvectors of the largest eigenvalues, which ``eigh`` puts last.
+
 values, vectors = np.linalg.eigh(correlation)
 values, vectors = values[::-1][:n_components], vectors[:, ::-1][:, :n_components]
 scores = project(x, mean, np.ascontiguousarray(vectors))
@@ -58,7 +70,9 @@ for i, value in enumerate(values):
     print(f"component {i + 1} explains {value / n_features:6.2%} of the variance")
 assert scores.shape == (n_rows, n_components)
 
+# %%
 # scikit-learn agrees, up to the sign of each component.
+
 reference = PCA(n_components, svd_solver="full").fit(x[:])
 signs = np.sign(np.sum(reference.components_.T * vectors, axis=0))
 assert np.allclose(reference.mean_, mean)
@@ -66,12 +80,24 @@ assert np.allclose(reference.explained_variance_, values)
 assert np.allclose(reference.components_.T, vectors * signs)
 assert np.allclose(reference.transform(x[:]), scores * signs)
 
+# %%
 # And the components mean something: the first alone tells most tumours apart.
+
 benign = cancer.target == 1
 threshold = (scores[benign, 0].mean() + scores[~benign, 0].mean()) / 2
 side = scores[:, 0] > threshold
 accuracy = max(np.mean(side == benign), np.mean(side != benign))
 print(f"a threshold on the first component is right for {accuracy:.1%} of the tumours")
 assert accuracy > 0.85
+
+figure, axes = plt.subplots()
+for kind, rows in {"benign": benign, "malignant": ~benign}.items():
+    axes.scatter(*scores[rows, :2].T, 10, alpha=0.7, label=kind)
+axes.axvline(threshold, color="black", linestyle="--", label="threshold")
+axes.set(title=f"The first component tells {accuracy:.0%} of the tumours apart")
+axes.set_xlabel(f"component 1 ({values[0] / n_features:.0%} of the variance)")
+axes.set_ylabel(f"component 2 ({values[1] / n_features:.0%} of the variance)")
+axes.legend()
+save(figure)
 
 print("All assertions passed.")

@@ -1,37 +1,36 @@
-"""A photograph in 32 colours: k-means over its pixels, one call of a function an iteration.
+"""
+A photograph in 32 colours
+==========================
 
-The pixels stay in shared memory, each worker's rows with it; an iteration hands the centroids to all
-workers and gets sums over the pixels back.  It is also run serially, to compare results and times.
-Before and after go to ``demos/output/kmeans_photo.png``, or to a folder of your choice:
+This is k-means over the pixels of a photograph; an iteration is one call of a function. The pixels stay
+in shared memory. An iteration hands the centroids to all workers and gets sums over the pixels back. It
+is also run serially, to compare results and times.
 
-    python demos/demo_5_kmeans_photo.py [folder [times as large]]
-
-Most of the work (each pixel's best score, and counting) NumPy does on one core and in its caches, so
-that it profits from as many cores as are free.
+Most of the work is each pixel's best score, and counting. NumPy does it on one core and in its caches,
+so it profits from as many cores as are free.
 """
 
 import itertools
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 from cookbook import scaled
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from matplotlib import pyplot as plt
+from pictures import save
 from sklearn.datasets import load_sample_image
 from threadpoolctl import threadpool_info
 
 import synkro as synk
 
 K, ITERATIONS, COPIES = 32, 15, scaled(8)
-folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "output"
 
 n_workers = synk.fork()
 photo = load_sample_image("flower.jpg")
 height, width, _ = photo.shape
 
+# %%
 # Several copies of the photograph, one after the other, stand for a larger one.
+
 pixels = synk.data(np.tile(photo.reshape(-1, 3), (COPIES, 1)).astype("float32"), name="pixels")
 
 
@@ -67,6 +66,9 @@ def lloyd(call, centroids):
     return means.astype("float32"), inertia / len(pixels), time.perf_counter() - start
 
 
+# %%
+# Both runs begin with the same centroids: colours of the photograph.
+
 colours = np.unique(photo.reshape(-1, 3), axis=0)
 parallel = np.random.default_rng(1).choice(colours, K, replace=False).astype("float32")
 serial = parallel
@@ -90,25 +92,29 @@ threads = max((lib["num_threads"] for lib in threadpool_info() if lib["user_api"
 print(f"an iteration on {n_workers} workers: {here * 1e3:.0f} ms; serially: {there * 1e3:.0f} ms")
 print(f"speed-up: {there / here:.2f} (the serial run's BLAS may use {threads} threads)")
 
-# The first copy is the photograph: batch=int.  The labels come back in the order of the pixels.
+# %%
+# The first copy is the photograph: ``batch=`` is its number of pixels. The labels come back in the
+# order of the pixels.
+
 palette = parallel[np.argsort(parallel.sum(axis=1))].round().astype("uint8")
 paint = synk.function(nearest, bcast_inputs="centroids", outputs="gather")
 after = palette[paint(pixels, palette.astype("float32"), batch=height * width)].reshape(photo.shape)
 
-# Both side by side and the palette below, on paper of its darkest colour.
-margin, strip = 20, 36
+# %%
+# The middle of both, every other pixel, on paper of the darkest colour. The palette is below.
+
+margin, strip, crop = 12, 24, np.s_[::2, 80:560:2]
+before, after = photo[crop], after[crop]
+height, width, _ = before.shape
 canvas = np.full((height + strip + 3 * margin, 2 * width + 4 * margin, 3), palette[0])
 left, right = np.s_[margin : margin + width], np.s_[-margin - width : -margin]
-canvas[margin : margin + height, left] = photo
+canvas[margin : margin + height, left] = before
 canvas[margin : margin + height, right] = after
 canvas[-margin - strip : -margin, right] = palette[np.arange(width) * K // width]
-figure = Figure((canvas.shape[1] / 100, canvas.shape[0] / 100), dpi=100)
+figure = plt.figure(figsize=(canvas.shape[1] / 100, canvas.shape[0] / 100), layout="none")
 figure.figimage(canvas, origin="upper")
-where = {"y": (margin + strip / 2) / canvas.shape[0], "va": "center", "color": palette[-1] / 255}
-figure.text(left.start / canvas.shape[1], s=f"{len(colours):,} colours", size=17, **where)
-figure.text(left.stop / canvas.shape[1], s=f"{K} colours  \u2192", size=17, ha="right", **where)
-folder.mkdir(parents=True, exist_ok=True)
-FigureCanvasAgg(figure).print_png(folder / "kmeans_photo.png")
-print(f"before and after: {folder / 'kmeans_photo.png'}")
+text = f"{len(colours):,} colours \u2192 {K}"
+figure.text(0.25, (margin + strip / 2) / canvas.shape[0], text, ha="center", va="center", color="white")
+save(figure)
 
 print("All assertions passed.")
