@@ -4,12 +4,12 @@ The pages are opened as files, as a reader does who has built them: nothing come
 """
 
 import html.parser
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
 import pytest
@@ -19,42 +19,44 @@ from support.programs import ROOT
 
 pytestmark = pytest.mark.site
 
+DOCS = ROOT / "docs"
+
 WIDTHS = {"a laptop": 1280, "a phone": 390}
 MODES = ("light", "dark")
 LOOKED_AT = ["index", "howto/tasks", "gallery/index", "reference/index", "reference/api/synkro.map"]
 """Pages of all kinds, that are looked at in dark, too."""
 
 
-@pytest.fixture(scope="session")
-def site(tmp_path_factory):
-    """The folder of a site that was built anew, without a warning."""
-    pytest.importorskip("sphinx")
-    docs, folder = ROOT / "docs", tmp_path_factory.mktemp("site")
+def built(folder, *options):
+    """Build the site anew, without a warning."""
     for made in ("gallery", "reference/api"):
-        shutil.rmtree(docs / made, ignore_errors=True)
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "-n",
-        "-W",
-        "-q",
-        "-D",
-        "plot_gallery=0",
-        str(docs),
-        str(folder),
-    ]
-    offline = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy")}
+        shutil.rmtree(DOCS / made, ignore_errors=True)
+    command = [sys.executable, "-m", "sphinx", "-n", "-W", "-q", *options, str(DOCS), str(folder)]
+    offline = dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9")
     done = subprocess.run(command, env=os.environ | offline, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     return folder
 
 
+@pytest.fixture(scope="session")
+def site(tmp_path_factory):
+    """The folder of a site whose demos did not run."""
+    pytest.importorskip("sphinx")
+    return built(tmp_path_factory.mktemp("site"), "-D", "plot_gallery=0")
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1800)
+def test_all_demos_run_in_the_gallery(tmp_path):
+    folder = built(tmp_path / "site")
+    for demo in ROOT.glob("demos/demo_*.py"):
+        page = (folder / "gallery" / f"{demo.stem}.html").read_text()
+        assert "All assertions passed." in page or "pymc" in demo.stem, demo
+
+
 def pages(site):
-    """All pages, but for those that only lead elsewhere."""
-    return sorted(
-        path for path in site.rglob("*.html") if path.name not in ("genindex.html", "py-modindex.html")
-    )
+    """All pages; what themes bring along is none."""
+    return sorted(set(site.rglob("*.html")) - set(site.glob("_static/**/*.html")))
 
 
 class _Page(html.parser.HTMLParser):
@@ -108,7 +110,7 @@ def test_every_public_name_and_every_demo_has_a_page(site):
         page = (site / "gallery" / f"{demo.stem}.html").read_text()
         assert f"sphx_glr_{demo.stem}_001.png" in page, demo
         assert f"sphx_glr_{demo.stem}_thumb.png" in front, demo
-        assert (ROOT / "docs" / "_static" / "gallery" / f"{demo.stem}.png").exists(), demo
+        assert (DOCS / "_static" / "gallery" / f"{demo.stem}.png").exists(), demo
 
 
 # ── in a browser ─────────────────────────────────────────────────────────────────────────────────────
@@ -129,7 +131,8 @@ def browser():
 
 
 def show(browser, page, width, mode="light"):
-    """Open a page, or a file, as a device of this *width* shows it."""
+    """Open a page as a device of this *width* shows it, and forget what was said of others."""
+    browser.get_log("browser")
     device = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
     features = [{"name": "prefers-color-scheme", "value": mode}]
@@ -139,8 +142,8 @@ def show(browser, page, width, mode="light"):
 
 FAULTS = """
 const wide = document.documentElement.scrollWidth > innerWidth + 1 ? ["wider than the window"] : [];
-const broken = [...document.images].filter(i => i.complete && !i.naturalWidth).map(i => "no picture: " + i.src);
-return [...wide, ...broken];
+const broken = [...document.images].filter(each => each.complete && !each.naturalWidth);
+return [...wide, ...broken.map(each => "no picture: " + each.src)];
 """
 
 
@@ -158,10 +161,10 @@ def test_each_page_fits_the_window_and_has_its_pictures(site, browser, device):
     assert {page: each for page, each in found.items() if each} == {}
 
 
-LUMINANCE = """
-const light = color => color.match(/[\\d.]+/g).slice(0, 3).reduce((sum, part) => sum + Number(part), 0) / 765;
+LIGHTNESS = """
+const parts = color => color.match(/[\\d.]+/g).slice(0, 3).map(Number);
 const style = getComputedStyle(document.body);
-return [light(style.color), light(style.backgroundColor)];
+return [style.color, style.backgroundColor].map(color => parts(color).reduce((a, b) => a + b) / 765);
 """
 
 
@@ -170,7 +173,7 @@ return [light(style.color), light(style.backgroundColor)];
 @pytest.mark.parametrize("page", LOOKED_AT)
 def test_pages_are_light_or_dark_as_the_reader_has_it(site, browser, page, device, mode):
     show(browser, site / f"{page}.html", WIDTHS[device], mode)
-    text, ground = browser.execute_script(LUMINANCE)
+    text, ground = browser.execute_script(LIGHTNESS)
     assert abs(text - ground) > 0.5
     assert (ground > text) == (mode == "light")
     assert faults(browser) == []
@@ -198,16 +201,20 @@ def test_a_search_finds_the_page(site, browser, words, page):
     assert any(page in title for title in found), found
 
 
+@pytest.fixture(scope="session")
+def report(tmp_path_factory):
+    """The page of the benchmarks, of some of their records."""
+    pytest.importorskip("matplotlib")
+    from benchmarks.report import write
+
+    records = json.loads((ROOT / "benchmarks" / "results" / "cpu.json").read_text())
+    some = {name: records[name] for name in ("call_overhead", "collectives", "pools")}
+    return write(some, tmp_path_factory.mktemp("report"))
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("device", WIDTHS)
-def test_the_report_of_the_benchmarks_fits_too(browser, tmp_path, device, mode):
-    pytest.importorskip("matplotlib")
-    results = ROOT / "benchmarks" / "results" / "cpu.json"
-    command = [sys.executable, "-m", "benchmarks.report", str(results), str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    show(browser, Path(tmp_path) / "report.html", WIDTHS[device], mode)
-    text, ground = browser.execute_script(
-        LUMINANCE.replace("document.body", "document.querySelector('h1')")
-    )
-    assert (text < 0.5) == (mode == "light")
+def test_the_report_of_the_benchmarks_fits_too(browser, report, device, mode):
+    show(browser, report, WIDTHS[device], mode)
+    assert (browser.execute_script(LIGHTNESS)[0] < 0.5) == (mode == "light")
     assert faults(browser) == []
