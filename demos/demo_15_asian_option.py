@@ -2,9 +2,9 @@
 An Asian option
 ===============
 
-The price of an Asian option by Monte Carlo is the same, to the bit, for any number of workers. The paths
-come in blocks, and each block makes its generator of a seed of its own. So the blocks are the same
-wherever they run. They are gathered, and averaged at home in the order of the seeds.
+The price of an Asian option by Monte Carlo is the same, to the bit, for any number of workers. The
+paths come in blocks, and each block makes its generator of a seed of its own. So the blocks are the
+same wherever they run. They are gathered, and averaged at home in the order of the seeds.
 """
 
 import math
@@ -39,8 +39,9 @@ def payoffs(seeds):
 
 
 # %%
-# The option pays by the arithmetic average, which has no price in closed form. The geometric average has
-# one. It checks the paths, and as a control variate it makes the price of the option much more exact.
+# The option pays by the arithmetic average, which has no price in closed form. The geometric average
+# has one. It checks the paths, and as a control variate it makes the price of the option much more
+# exact.
 
 
 def geometric_price():
@@ -91,7 +92,7 @@ figure, axes = plt.subplots()
 for worker, share in enumerate(np.array_split(found, 3)):
     axes.plot(share[:, 1], share[:, 0], ".", label=f"blocks of worker {worker}")
 axes.axvline(geometric_price(), color="gray", linestyle="--", label="the exact price of the geometric")
-axes.plot(geometric_price(), value, "k+", markersize=16, markeredgewidth=2, label=f"the option: {value:.2f}")
+axes.plot(geometric_price(), value, "ko", markersize=10, label=f"the option: {value:.2f}")
 axes.set(title=f"{BLOCKS} blocks of paths, from three workers")
 axes.set(xlabel="mean payoff by the geometric average", ylabel="mean payoff by the arithmetic average")
 axes.legend(frameon=False)

@@ -4,8 +4,8 @@ A hierarchical regression
 
 A logistic regression, whose likelihood is a graph of PyTensor, and scipy fits it. Each group has an
 intercept of its own, drawn from a common normal distribution (partial pooling). The log-likelihood is a
-sum over rows, and so is its gradient: both are outputs with the operation ``"sum"``. The prior is no sum
-over rows. It is added once, in the main process. The fit is the serial one, to rounding.
+sum over rows, and so is its gradient: both are outputs with the operation ``"sum"``. The prior is no
+sum over rows. It is added once, in the main process. The fit is the serial one, to rounding.
 """
 
 import numpy as np
@@ -29,8 +29,8 @@ x_all, groups = rng.standard_normal((ROWS, FEATURES)), rng.integers(GROUPS, size
 y_all = rng.binomial(1, special.expit(x_all @ true_slopes + true_effects[groups])).astype("float64")
 
 # %%
-# All parameters are in one vector: the slopes, the effects of the groups, and their mean and logarithm of
-# spread.
+# All parameters are in one vector: the slopes, the effects of the groups, and their mean and logarithm
+# of spread.
 
 params = T.vector("params")
 slopes, effects = params[:FEATURES], params[FEATURES : FEATURES + GROUPS]

@@ -2,10 +2,10 @@
 Many images
 ===========
 
-Images go through ``scipy.ndimage``: each is smoothed, and its bright spots are counted and measured. The
-images are the rows of one array, so a batch of them is what a worker gets. The function is a loop over
-images, as for one process. The results are gathered in the order of the images, and are the serial ones,
-exactly.
+Images go through ``scipy.ndimage``: each is smoothed, and its bright spots are counted and measured.
+The images are the rows of one array, so a batch of them is what a worker gets. The function is a loop
+over images, as for one process. The results are gathered in the order of the images, and are the serial
+ones, exactly.
 """
 
 import numpy as np

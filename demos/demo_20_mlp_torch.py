@@ -3,9 +3,9 @@ A network of PyTorch's
 ======================
 
 A network is trained on the workers, and ``synk.fetch()`` brings its weights back. A step is one call:
-every worker computes the gradients over its rows of the batch, averages them with the others by rows, and
-steps. The module here is not trained meanwhile. What is fetched is a copy of what it has become: the
-module that serial training gives, to rounding.
+every worker computes the gradients over its rows of the batch, averages them with the others by rows,
+and steps. The module here is not trained meanwhile. What is fetched is a copy of what it has become:
+the module that serial training gives, to rounding.
 """
 
 import copy

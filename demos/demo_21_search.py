@@ -2,9 +2,9 @@
 A search over settings
 ======================
 
-Each setting of the hyper-parameters is a task, which runs on whichever worker is free. Settings differ in
-how long they take, so they are tasks and no rows: ``synk.map`` hands out the next one when a worker is
-done. The data are common to all tasks, and go to each worker once. The scores are the serial ones,
+Each setting of the hyper-parameters is a task, which runs on whichever worker is free. Settings differ
+in how long they take, so they are tasks and no rows: ``synk.map`` hands out the next one when a worker
+is done. The data are common to all tasks, and go to each worker once. The scores are the serial ones,
 exactly.
 """
 

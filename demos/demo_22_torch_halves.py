@@ -8,8 +8,9 @@ layers. Chainer's guide to GPUs trains this network on two of them::
     worker 0   x ──┬── l1 ── l2 ── l3 ──┬── l4 ── l5 ── l6 ──┬── scores
     worker 1       └── l1 ── l2 ── l3 ──┴── l4 ── l5 ── l6 ──┘
 
-Each worker makes its own half of the units, and no process has the whole network. Where the halves meet,
-``all_reduce`` adds them up. It is differentiable: its gradient is an ``all_reduce`` of the gradients.
+Each worker makes its own half of the units, and no process has the whole network. Where the halves
+meet, ``all_reduce`` adds them up. It is differentiable: its gradient is an ``all_reduce`` of the
+gradients.
 """
 
 import numpy as np
@@ -140,7 +141,8 @@ image.set_title("a digit")
 image.axis("off")
 of_halves = parts(x_test[:1])
 for rank, each in enumerate(of_halves):
-    bars.bar(np.arange(10) + 0.4 * rank - 0.2, each, 0.4, color=WORKERS[rank], label=f"worker {rank}'s half")
+    places = np.arange(10) + 0.4 * rank - 0.2
+    bars.bar(places, each, 0.4, color=WORKERS[rank], label=f"worker {rank}'s half")
 bars.plot(of_halves.sum(axis=0), "k_", markersize=17, markeredgewidth=3, label="their sum")
 bars.set(xticks=range(10), title="The scores of the halves add up", xlabel="read as", ylabel="score")
 bars.legend(frameon=False)

@@ -96,8 +96,8 @@ synk.distribute()
 
 
 # %%
-# Every call is submitted, and takes the futures of those before it as arguments. Each worker does its own
-# in their order, and waits only for what it needs.
+# Every call is submitted, and takes the futures of those before it as arguments. Each worker does its
+# own in their order, and waits only for what it needs.
 
 
 def step(x, t):
@@ -153,7 +153,7 @@ lanes = {each["tid"]: each["args"]["name"] for each in events if each["name"] ==
 for name in ("forward", "both_ways", "backward"):
     runs = [each for each in events if each["name"] == "compute" and each["args"]["function"] == name]
     begins, durations = ([each[what] / 1000 for each in runs] for what in ("ts", "dur"))
-    bars = axes.barh([lanes[each["tid"]] for each in runs], durations, left=begins, label=name.replace("_", " "))
+    bars = axes.barh([lanes[each["tid"]] for each in runs], durations, left=begins, label=name)
     axes.bar_label(bars, range(MICRO), label_type="center", color="white")
 axes.set(title="One batch, as four micro-batches through two stages", xlabel="ms", xlim=0)
 axes.invert_yaxis()

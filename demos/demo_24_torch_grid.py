@@ -8,8 +8,8 @@ The network lies in halves within each pair of workers, and the rows are split o
     workers 2, 3   one half each   the other rows                   ┘ pairs: 0 with 2, and 1 with 3
 
 ``synk.split(color)`` makes worlds of the workers of one color. Within its ``pair`` a worker adds up the
-halves of the network, as in demo 22. ``across`` the pairs it averages its gradients with the worker that
-has the same half, weighted by rows. The losses are those of the whole network, in one process.
+halves of the network, as in demo 22. ``across`` the pairs it averages its gradients with the worker
+that has the same half, weighted by rows. The losses are those of the whole network, in one process.
 """
 
 import warnings
@@ -137,7 +137,8 @@ def hidden(x):
 
 figure, axes = plt.subplots()
 quarters = hidden(x_test[:16]).reshape(2, 2, 8, UNITS)  # pairs, halves, rows, units
-axes.imshow(np.vstack([np.hstack(pair) for pair in quarters]), cmap="gray_r", aspect="auto", interpolation="nearest")
+units = np.vstack([np.hstack(pair) for pair in quarters])
+axes.imshow(units, cmap="gray_r", aspect="auto", interpolation="nearest")
 for rank, color in enumerate(WORKERS):
     left, top = rank % 2 * UNITS - 0.5, rank // 2 * 8 - 0.5
     axes.add_patch(plt.Rectangle((left, top), UNITS, 8, color=color, alpha=0.4, linewidth=0))

@@ -3,9 +3,9 @@ A graph over two devices
 ========================
 
 A graph of PyTensor runs on two devices, as in Theano's guide to using several GPUs. The lines with
-``shared`` are others: ``pytensor.shared`` takes no ``target=`` any more, ``place`` says where a variable
-is, and ``fork(devices=…)`` has the map of names. An operation runs where its first placed input is. What
-it needs from another device is sent there, and ``f.placement()`` shows it.
+``shared`` are others: ``pytensor.shared`` takes no ``target=`` any more, ``place`` says where a
+variable is, and ``fork(devices=…)`` has the map of names. An operation runs where its first placed
+input is. What it needs from another device is sent there, and ``f.placement()`` shows it.
 """
 
 import numpy as np
@@ -65,7 +65,8 @@ moved = sum(row.nbytes for row in train.placement())
 print(f"loss {losses[0]:.3f} at first, {losses[-1]:.3f} at last; a step moves {moved} bytes")
 
 # %%
-# The operations of a step, where they run, and what goes from device to device. Below, what the steps do.
+# The operations of a step, where they run, and what goes from device to device. Below, what the steps
+# do.
 
 figure, (graph, training) = plt.subplots(2, 1, height_ratios=[1, 2])
 for i, row in enumerate(train.placement()):
