@@ -22,9 +22,10 @@ matplotlib.rcParams.update(
 
 
 def save(figure):
-    """Write the picture of the running demo to the folder that its first argument names, by default to
-    ``demos/output``; its name is the demo's."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "output"
+    """Write the picture of the running demo, under its name, to the folder that the command line names,
+    or to ``demos/output``."""
+    words = [word for word in sys.argv[1:] if not word.replace(".", "", 1).isdigit()]
+    folder = Path(words[0]) if words else Path(__file__).parent / "output"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{Path(sys.argv[0]).stem}.png"
     figure.savefig(path)

@@ -95,6 +95,9 @@ PUBLIC = set(synkro.__all__)
 ERRORS = {name for name in synkro.__all__ if isinstance(getattr(errors, name, None), type)}
 
 
+STANDARD = r"(?:concurrent\.futures|contextvars|functools|logging|multiprocessing|threading)"
+
+
 def link_names(app, what, name, obj, options, lines):
     """Link names of errors, and of public functions in double backquotes, to their pages."""
     if what == "class" and not is_made_here(obj):
@@ -105,6 +108,7 @@ def link_names(app, what, name, obj, options, lines):
         text = re.sub(rf"``(?:synkro\.|synk\.)?{known}\(\)``", f":{role}:`~synkro.{known}`", text)
     for known in ERRORS:
         text = re.sub(rf"(?<![`\w.~]){known}(?![\w`])", f":exc:`~synkro.{known}`", text)
+    text = re.sub(rf"``({STANDARD}\.[\w.]+)``", r":py:obj:`\1`", text)
     text = re.sub(r"^Raises:(?= \S)", "**Raises:**", text, flags=re.MULTILINE)
     lines[:] = text.split("\n")
     if what in ("attribute", "property"):  # else napoleon takes what stands before a colon for its type
