@@ -67,11 +67,13 @@ average = synk.data(np.zeros(SHAPE[1]), shm_name=NAME)
 average[:] = of_columns(np.ones(SHAPE, "u1")) / SHAPE[0]
 assert np.array_equal(synk.attach(NAME), np.ones(SHAPE[1]))
 
-figure, axes = plt.subplots(figsize=(6.4, 3.4))
-image = axes.imshow(np.array(sums) / SHAPE[0], cmap="gray", aspect="auto", interpolation="nearest")
+figure, axes = plt.subplots(figsize=(6.2, 3.4))
+image = axes.imshow(
+    np.array(sums) / SHAPE[0], cmap="gray", vmin=80, aspect="auto", interpolation="nearest"
+)
 axes.plot(found, range(FRAMES), "o", markerfacecolor="none", color="C1", label="the brightest column")
 axes.set(title="All frames of the camera, one a line", xlabel="column", ylabel="frame")
-figure.colorbar(image, label="brightness of the column")
+figure.colorbar(image, label="brightness")
 axes.legend(loc="upper left")
 save(figure)
 
