@@ -95,7 +95,7 @@ PUBLIC = set(synkro.__all__)
 ERRORS = {name for name in synkro.__all__ if isinstance(getattr(errors, name, None), type)}
 
 
-STANDARD = r"(?:concurrent\.futures|contextvars|functools|logging|multiprocessing|threading)"
+STANDARD = r"(?:concurrent\.futures|contextvars|functools|logging|threading)"
 
 
 def link_names(app, what, name, obj, options, lines):
@@ -202,6 +202,7 @@ sphinx_gallery_conf = {
 
 html_theme = "pydata_sphinx_theme"
 html_title = "Synkro"
+html_context = {"default_mode": "auto"}
 html_static_path = ["_static"]
 html_css_files = ["synkro.css"]
 html_copy_source = html_show_sourcelink = False
