@@ -102,6 +102,8 @@ def link_names(app, what, name, obj, options, lines):
     """Link names of errors, and of public functions in double backquotes, to their pages."""
     if what == "class" and not is_made_here(obj):
         lines += ["", *(inspect.getdoc(obj.__init__) or "").splitlines()]
+    if name.endswith(".as_theano"):
+        lines[:] = ["Another name of ``as_serial``, which is that of the classic form."]
     text = "\n".join(lines)
     for known in PUBLIC:
         role = "class" if isinstance(getattr(synkro, known), type) else "func"

@@ -149,7 +149,10 @@ class WorkerError(SynkroError):
         function: the name of the function that ran, or None.
         original: the worker's own exception, or None where it could not be brought here.
         host: the name of its host, where there are several.
-    Its ``__cause__`` is the remote traceback.
+        item: only where it is what became of an item in a map: the number of the item.
+
+    Its ``__cause__`` is the remote traceback.  ``replay()`` runs what failed once more in this process,
+    and raises here what it raised on the worker.
     """
 
     host: str = ""  # of the class: the worker's exception may have one
@@ -228,6 +231,7 @@ class WorkerDied(SynkroError):
         exitcode: its exit code, or None if a signal ended it.
         signal: the number of that signal, or None.
         stderr: the last lines that it wrote to stderr.
+        item: only where it is what became of an item in a map: the number of the item.
     """
 
     def __init__(
@@ -268,6 +272,7 @@ class CallTimeout(SynkroError, TimeoutError):
     Attributes:
         ranks: the ranks that did not answer.
         hosts: the names of their hosts, one a rank, where there are several.
+        item: only where it is what became of an item in a map: the number of the item.
     """
 
     def __init__(self, message: str, ranks: tuple[int, ...] = (), hosts: tuple[str, ...] = ()) -> None:

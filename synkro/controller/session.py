@@ -290,19 +290,23 @@ class Session(contextlib.AbstractContextManager["Session"]):
         """A function that runs on all workers at once: of a callable, or of a graph of PyTensor's.
 
         Of a callable: ``function(fn=None, inputs=None, outputs="mean", bcast_inputs=None, updates=None,
-        givens=None, sliceable_shareds=None, name=None)``.  Without *fn* it is a decorator.
+        givens=None, sliceable_shareds=None, name=None, *, target=None)``.  Without *fn* it is a
+        decorator.  (The signature that tools show is that of the classic form, below, where *outputs* is
+        None, and no operation.)
 
         Args:
             fn: any callable over arrays that cloudpickle takes.
-            inputs: names of the parameters whose rows are scattered; by default all but bcast_inputs.
+            inputs: names of the parameters whose rows are scattered; by default all but bcast_inputs,
+                and none where *target* is one rank, which gets them whole.
             outputs: ``"mean"``, ``"sum"``, ``"prod"``, ``"max"``, ``"min"``: reduced over the ranks, a
                 mean weighted by rows; ``"gather"``: concatenated along axis 0 in the order of the rows,
                 lists as lists; None: the list of every rank's (and slice's) value, which may be anything
                 that pickles; a function ``op(a, b)``, which merges these here, in their order;
                 ``"keep"``: left on the workers, a handle is returned that other functions take as an
                 input; ``[]``: nothing is returned.
-                One for all, or nested as the function's result, one for each.  By default "mean", with
-                a warning where an output has as many rows on every rank as the rank got.
+                One for all, or nested as the function's result, one for each.  Left out, it is "mean",
+                with a warning where an output has as many rows on every rank as the rank got; where
+                *target* is one rank, it is what the function returned.
             bcast_inputs: names of the parameters that every rank sees whole: anything that pickles.
             updates: worker variables whose new values the function returns beside its outputs, as
                 ``(outputs, new_values)``: a list of variables, or of pairs ``(variable, op)`` where *op*

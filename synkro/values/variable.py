@@ -31,6 +31,7 @@ class ReadsLikeArray(NDArrayOperatorsMixin, ABC, Generic[Scalar]):
 
     @property
     def size(self) -> int:
+        """The number of elements."""
         return prod(self.shape)
 
     def __bool__(self) -> bool:

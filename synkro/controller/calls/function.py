@@ -227,9 +227,10 @@ class Function(SentFunction, Generic[P, R]):
                 them, one a rank.  All rows by default.
             num_slices: each rank computes its rows in so many pieces, one after the other, so that
                 the function's own memory is bounded; the result is the same, but what the function
-                itself changes it changes once for each piece.  ``"auto"``: in as many pieces as fit the
-                caches, by the sizes of the inputs alone, so that equal calls give equal bits; in one
-                where pieces would show, in ``outputs=None`` and ``updates=``.  Collectives are refused.
+                itself changes it changes once for each piece.  ``"auto"``: in pieces of about 2 MB of
+                input rows, by sizes and the number of workers alone, so that equal calls give equal
+                bits; in one where pieces would show, in ``outputs=None`` and ``updates=``.  With
+                ``"auto"``, not with a number, collectives are refused.
             progress: show a bar over the slices, by tqdm if that is installed; where there is no
                 terminal and no notebook, a line now and then.  A slice counts when all ranks have
                 computed theirs.

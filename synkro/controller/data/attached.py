@@ -164,8 +164,8 @@ def make_ring(
 ) -> Ring:
     """A ring of *slots* in shared memory, through which another program hands frames over.
 
-    *shm_name* is its name; frames have *shape* and *dtype*; *timeout* is how many seconds the next one may
-    take.
+    *shm_name* is its name; frames have *shape* and *dtype*; *timeout* is how many seconds the next one
+    may take.
 
     Raises: InvalidType, InvalidValue; SharedMemoryError; NotAvailable.
     """

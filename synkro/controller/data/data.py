@@ -86,6 +86,7 @@ class Data(InputArray[Scalar]):
 
     @property
     def ndim(self) -> int:
+        """The number of dimensions, which never changes."""
         return self._ndim
 
     @property
@@ -361,9 +362,9 @@ def make_data(
         force_cast: allow casts that lose information.
         oversize: how much more memory to take than is needed now, from 1 to 2.
         name: for messages.
-        shm_name: a name by which other programs open the memory, such as ``"/frames"``; see docs/howto/
-            named_memory.md.  It lasts until ``free_memory()``, ``close()`` or the end of the program,
-            and the Data keeps its shape as long.
+        shm_name: a name by which other programs open the memory, such as ``"/frames"``; see
+            docs/howto/named_memory.md.  It lasts until ``free_memory()``, ``close()`` or the end of the
+            program, and the Data keeps its shape as long.
 
     Raises: InvalidType, InvalidValue; SharedMemoryError.
     """

@@ -44,10 +44,12 @@ class InputArray(ReadsLikeArray[Scalar]):
 
     @property
     def dtype(self) -> np.dtype[Scalar]:
+        """The type of its elements, which never changes."""
         return self._dtype
 
     @property
     def nbytes(self) -> int:
+        """The bytes that its elements take."""
         return self.size * self._dtype.itemsize
 
     def __complex__(self) -> complex:

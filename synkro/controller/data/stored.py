@@ -57,6 +57,7 @@ class StoredData(InputArray[Any]):
 
     @property
     def ndim(self) -> int:
+        """The number of dimensions."""
         return len(self.shape)
 
     def __len__(self) -> int:

@@ -230,7 +230,8 @@ class Objects:
         """Send an object that functions use to the workers, as it is here.
 
         It becomes that for all functions, whatever the workers have made of it.  So do the objects in
-        it: a model's parameters, say.  See "What travels" in the documentation.
+        it: a model's parameters, say.  Calls see changes in small objects by themselves, and maps in
+        all: docs/explanation/one-controller.md says which.
 
         Args:
             obj: a module, an optimizer, an estimator, an instance, a dict, a list, an array …

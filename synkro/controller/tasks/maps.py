@@ -216,10 +216,10 @@ class Maps:
         there, or, if not *ordered*, as soon as it is there.
 
         *fn*, *iterables*, *common*, *progress*, *chunksize*, *retries*, *errors*, *checkpoint*,
-        *item_timeout* and *max_tasks* are as in ``map``.  The workers go on while the program uses a result.  Only so many items are read ahead that the
-        workers have enough to do, and as many results are kept.  Another call of the program meanwhile
-        waits for the tasks that run.  *timeout* is for each result.  What it raises has the ``results``
-        that the program did not get.
+        *item_timeout* and *max_tasks* are as in ``map``.  The workers go on while the program uses a
+        result.  Only so many items are read ahead that the workers have enough to do, and as many
+        results are kept.  Another call of the program meanwhile waits for the tasks that run.
+        *timeout* is for each result.  What it raises has the ``results`` that the program did not get.
         """
         order = ResultOrder.KEPT if checked_bool(ordered, "ordered") else ResultOrder.ANY
         how = retries, errors, checkpoint, item_timeout, max_tasks

@@ -135,7 +135,7 @@ class Collectives:
 
     @in_turn
     def get_value(self, rank: int, shared_vars: Any) -> Any:
-        """The replica of one *rank*: an array, or a list of them if *shared_vars* is a list of variables.
+        """The replica of one *rank*: an array, or a list of them if *shared_vars* is a list.
 
         Raises: InvalidType, InvalidValue, InvalidIndex.
         """
@@ -189,7 +189,7 @@ class Collectives:
 
     @in_turn
     def get_lengths(self, shared_vars: Any) -> Any:
-        """How many rows each rank's replica has: a list, or a list of lists if *shared_vars* is a list."""
+        """How many rows each rank's replica has: a list, or one for each if *shared_vars* is a list."""
         targets, single = self._checked(shared_vars, "get_lengths")
         lengths = [[shape[0] for shape in shapes] for shapes in self.shapes(targets)]
         return _one_or_all(lengths, single)
