@@ -24,10 +24,12 @@ _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 62em; margin: 2em auto; padding: 0 1em; }
 h2 { margin-top: 2.5em; border-bottom: 1px solid #ccc; } img { max-width: 100%; }
-table { border-collapse: collapse; margin: 1em 0; display: block; overflow-x: auto; } td, th { padding: .15em .8em; text-align: right; }
+table { border-collapse: collapse; margin: 1em 0; display: block; overflow-x: auto; }
+td, th { padding: .15em .8em; text-align: right; }
 td { white-space: nowrap; } td:first-child { white-space: normal; }
 td:first-child, th:first-child { text-align: left; } th { border-bottom: 1px solid #999; }
-.met { color: light-dark(#17692e, #7fd494); } .missed { color: light-dark(#b3261e, #ff9a90); }
+.met { color: light-dark(#17692e, #7fd494); }
+.missed { color: light-dark(#b3261e, #ff9a90); }
 .quiet { color: light-dark(#666, #aaa); overflow-wrap: anywhere; }
 """
 
