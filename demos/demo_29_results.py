@@ -1,6 +1,6 @@
 """
 Results into files and arrays
-============================
+=============================
 
 Images are smoothed into an array, a ``Data``, a file, and a zarr array. The function returns the
 smoothed images and the brightest pixel of each. The images go to one target after the other, which the
