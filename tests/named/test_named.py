@@ -15,6 +15,7 @@ import pytest
 import synkro as synk
 from support.named import PAGE, files
 from support.sessions import lasting
+from support.targets import BIG, SMALL
 from support.waiting import wait_until
 from synkro.memory import named
 
@@ -202,6 +203,18 @@ def test_writes_are_counted_after_them_and_reads_are_not(session, name):
     session.attach(name, writable=True)[0, 0] = 5
     assert writes_of(memory) == before + 1
     assert x[0, 0] == 5
+    x.free_memory()
+
+
+@pytest.mark.parametrize("columns", [SMALL, BIG], ids=["small", "large"])
+def test_results_that_go_there_are_counted(session, name, columns):
+    """This process writes the small ones, and the workers the large ones."""
+    x = session.data(shape=(7, columns), shm_name=name)
+    f = session.function(lambda rows: rows + 1, outputs="gather").options(out=x)
+    for count in (1, 2):
+        assert f(np.zeros(x.shape)) is x
+        assert writes_of(other_program(name)) == count
+    assert np.array_equal(x, np.ones(x.shape))
     x.free_memory()
 
 

@@ -280,6 +280,10 @@ class Data(InputArray[Scalar]):
 
     # ── whether it has changed ───────────────────────────────────────────────────────────────────
 
+    def wrote(self) -> None:
+        """Say that this program, or its workers, have written to the memory."""
+        self._memory.wrote()
+
     def touch_if_shared(self) -> None:
         """Before a call: the contents may have changed through a view that still lives."""
         memory = self._memory
