@@ -145,8 +145,8 @@ def checked_ring_name(name: Any) -> str:
 # ── making one ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def create(number: int, name: str, layout: SegmentLayout) -> Segment:
-    """A segment of zeros with a name and a header, which ``end`` ends.
+def create(number: int, name: str, layout: SegmentLayout, value: Array | None = None) -> Segment:
+    """A segment with a name and a header, which ``end`` ends: of zeros, or of an array's *value*.
 
     Raises: SharedMemoryError; InvalidValue if the name is in use.
     """
@@ -161,6 +161,9 @@ def create(number: int, name: str, layout: SegmentLayout) -> Segment:
         segment = Segment(number, fd, layout.nbytes, Access.WRITE)
         with undoing(segment.close):
             _fill_in(segment.base, layout)
+            if value is not None:
+                segment.array(layout.region(number))[...] = value
+                counters_of(segment.base)["writes"] += 1
             with descriptors_for(f"the name {name} could not be had"):
                 _names.publish(name, segment)
     return segment

@@ -330,6 +330,23 @@ def test_ctrl_c_while_it_is_made_leaves_nothing(session, name, kind, interrupted
     close(make())
 
 
+@pytest.mark.parametrize("dtype", ["f8", ">i2"])
+def test_who_finds_the_name_finds_the_values(session, name, dtype, monkeypatch):
+    found, link = [], named._link
+
+    def linked(fd, name):
+        done = link(fd, name)
+        found.append(np.load(f"/dev/shm{name}"))
+        found.append(writes_of(other_program(name)))
+        return done
+
+    monkeypatch.setattr(named, "_link", linked)
+    x = session.data(table(), dtype=dtype, force_cast=True, shm_name=name)
+    assert np.array_equal(found[0], table())
+    assert found[1] == writes_of(other_program(name)) == 1
+    x.free_memory()
+
+
 def test_it_keeps_its_shape(session, name, x):
     for change in (
         lambda: x.set_length(8),

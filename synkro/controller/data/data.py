@@ -401,10 +401,8 @@ def make_data(
         shape = wanted if array is None else array.shape
         with contextlib.ExitStack() as undo:
             with uninterrupted():
-                made.lie_in(NamedOutgoing.made(engine, shm_name, made.dtype, shape))
+                made.lie_in(NamedOutgoing.made(engine, shm_name, made.dtype, shape, array))
                 undo.callback(made.free_memory)
-            if array is not None:
-                made.set_value(array, force_cast)
             undo.pop_all()
         return made
     if array is None:
