@@ -46,6 +46,7 @@ ARRAY, RING = 0, 1
 _LONGEST = 254  # bytes of a name, without its slash
 _NPY = b"\x93NUMPY"
 _NPY_1 = _NPY + b"\x01\x00"  # as which NumPy reads it, with two bytes for the length of the rest
+_BFLOAT16 = "bfloat16"  # of ml_dtypes, which NumPy does not know
 _FRAME = "frame"  # the field of a slot of a ring
 
 _FIELDS: tuple[tuple[str, str, int], ...] = (
@@ -181,8 +182,8 @@ def _fill_in(base: Array, layout: SegmentLayout) -> None:
     tail = counters_of(base)
     tail["version"], tail["kind"] = VERSION, RING if layout.slots else ARRAY
     tail["nbytes"], tail["slots"], tail["slot_bytes"] = layout.one, layout.slots, layout.slot_bytes
-    if layout.dtype.names is None and is_of_extension(layout.dtype):
-        tail["dtype"] = str(code_of(layout.dtype)).encode()
+    if layout.dtype.name == _BFLOAT16:
+        tail["dtype"] = _BFLOAT16.encode()
     tail["magic"] = MAGIC
 
 
@@ -211,9 +212,14 @@ def _npy_header(layout: SegmentLayout) -> bytes:
 
 
 def _description(dtype: np.dtype[Any]) -> Any:
-    """*dtype* as an ``.npy`` file has it; of one that NumPy does not know its bytes."""
-    if dtype.names is None and is_of_extension(dtype):
+    """*dtype* as an ``.npy`` file has it; of bfloat16 its bytes.  Raises: InvalidType."""
+    if dtype.name == _BFLOAT16:
         return f"|V{dtype.itemsize}"
+    if _has_extension(dtype):
+        raise InvalidType(
+            f"memory with a name holds NumPy's own dtypes, as .npy files do, and bfloat16, but that in "
+            f"no record; got {_shown(dtype)}: convert it, to float32 say."
+        )
     try:
         return np.lib.format.dtype_to_descr(dtype)
     except ValueError:  # they overlap, or are in another order
@@ -221,6 +227,13 @@ def _description(dtype: np.dtype[Any]) -> Any:
             f"memory with a name holds records whose fields lie one behind the other; got {dtype}: "
             f"convert them, by numpy.lib.recfunctions.repack_fields."
         ) from None
+
+
+def _has_extension(dtype: np.dtype[Any]) -> bool:
+    """Whether *dtype*, or some field of it, is of another package than NumPy."""
+    if dtype.base.names is None:
+        return is_of_extension(dtype.base)
+    return any(_has_extension(dtype.base[name]) for name in dtype.base.names)
 
 
 def counters_of(base: Array) -> Array:
@@ -435,7 +448,7 @@ def _known(dtype: np.dtype[Any], known: bytes, name: str) -> np.dtype[Any]:
     with contextlib.suppress(Exception):
         importlib.import_module("ml_dtypes")
         found = np.dtype(known.decode())
-    right = known == b"bfloat16" and found.itemsize == dtype.itemsize and found is not dtype
+    right = known == _BFLOAT16.encode() and found.itemsize == dtype.itemsize and found is not dtype
     _check_field(name, "dtype", repr(known), right, "empty, or bfloat16, which needs ml_dtypes")
     return found
 

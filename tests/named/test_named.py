@@ -174,6 +174,25 @@ def test_what_npy_files_do_not_know_is_bytes_there(session, name):
     x.free_memory()
 
 
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        lambda known: known.float8_e5m2,
+        lambda known: [("a", known.bfloat16)],
+        lambda known: [("a", "f4"), ("b", [("c", known.bfloat16, (2,))], (3,))],
+    ],
+    ids=["alone", "a field", "in a field"],
+)
+def test_what_attach_would_not_know_is_refused_when_it_is_made(session, name, dtype):
+    values = np.zeros(3, dtype(pytest.importorskip("ml_dtypes")))
+    for make in (
+        lambda: session.data(values, shm_name=name),
+        lambda: session.ring(name, slots=2, shape=(3,), dtype=values.dtype),
+    ):
+        with pytest.raises(synk.InvalidType, match=r"bfloat16, but that in no record; got .* convert"):
+            make()
+
+
 def test_names_of_fields_that_npy_files_do_not_have(session, name):
     with pytest.raises(synk.InvalidType, match="names in Latin-1"):
         session.data(np.zeros(3, [("名", "f8")]), shm_name=name)
