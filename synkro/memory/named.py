@@ -47,6 +47,9 @@ _LONGEST = 254  # bytes of a name, without its slash
 _NPY = b"\x93NUMPY"
 _NPY_1 = _NPY + b"\x01\x00"  # as which NumPy reads it, with two bytes for the length of the rest
 _BFLOAT16 = "bfloat16"  # of ml_dtypes, which NumPy does not know
+_HEADER = (
+    1 << 16
+)  # bytes of the longest header of a file, of which NumPy reads 10,000 characters at most
 _FRAME = "frame"  # the field of a slot of a ring
 
 _FIELDS: tuple[tuple[str, str, int], ...] = (
@@ -358,7 +361,7 @@ def layout_of(fd: int, name: str) -> SegmentLayout | None:
 
     Raises: InvalidValue for a header that cannot be.
     """
-    data = os.pread(fd, ROWS, 0)
+    data = os.pread(fd, _HEADER, 0)
     if data.startswith(MAGIC):
         raise _of_version(1, name)
     if not data.startswith(_NPY):

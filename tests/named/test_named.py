@@ -165,6 +165,27 @@ def test_numpy_loads_it(session, name, dtype):
         os.unlink(f"/dev/shm{name}.npy")
 
 
+@pytest.mark.parametrize("fields", [300, 600])
+def test_a_header_of_a_file_may_be_longer_than_that_of_ours(session, name, fields):
+    """As long as NumPy reads it."""
+    rows = np.zeros(3, [(f"field_{number}", "f4") for number in range(fields)])
+    rows["field_299"] = [1, 2, 3]
+    path = pathlib.Path(f"/dev/shm{name}")
+    with path.open("wb") as file:
+        np.save(file, rows)
+    try:
+        if fields == 600:
+            with pytest.raises(
+                synk.InvalidValue, match=r"cannot be read: .*Header info length .* large"
+            ):
+                session.attach(name)
+        else:
+            total = session.function(lambda rows: rows["field_299"].sum(), outputs="sum")
+            assert total(session.attach(name)) == 6
+    finally:
+        path.unlink()
+
+
 def test_what_npy_files_do_not_know_is_bytes_there(session, name):
     bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
     x = session.data(table(dtype=bfloat16), shm_name=name)
