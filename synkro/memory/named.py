@@ -259,8 +259,10 @@ def posix_ipc() -> Any:
     return module
 
 
-def open_named(name: str, writable: bool, any_owner: bool) -> tuple[int, int]:
+def open_named(name: str, writable: bool, any_owner: bool, otherwise: str = "") -> tuple[int, int]:
     """A descriptor of a segment that another program has made, and its size.
+
+    *otherwise* is what else to do where the rights do not suffice.
 
     Raises: InvalidValue if there is none, it cannot be opened, or ``check_owner`` refuses it;
     SharedMemoryError.
@@ -280,7 +282,7 @@ def open_named(name: str, writable: bool, any_owner: bool) -> tuple[int, int]:
         how = "written" if writable else "read"
         raise InvalidValue(
             f"the shared memory {name} is another user's, or cannot be {how} by this one: run both "
-            f"programs as the same user{', or leave writable= out' if writable else ''}."
+            f"programs as the same user{otherwise}."
         ) from None
     except OSError as error:  # a folder, a link, or a name that the system does not take
         why = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
@@ -403,6 +405,8 @@ def _read_npy(data: bytes, name: str) -> SegmentLayout:
             f"the header of the shared memory {name} begins as that of an .npy file, and cannot be "
             f"read: {reason(error)}. Let the program that writes it write that, or make it anew."
         ) from None
+    plain = all(type(length) is int for length in shape)  # and no bool
+    _check_field(name, "shape", _shown(shape), plain, "one that an array can have")
     right = is_fixed(dtype) and not is_of_extension(dtype)
     _check_field(name, "descr", _shown(dtype), right, "a dtype of NumPy's whose elements have one size")
     in_order = not by_columns or len(shape) < 2
