@@ -20,7 +20,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,12 +49,13 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, file=sys.stderr)
         return 2
-    folder = tempfile.mkdtemp(prefix="synkro-", dir=temporary())  # of mode 0700
-    signal.alarm(_BEGINNING)
-    keeper = watch(folder, ours=False)
     passed: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):  # a handler, which unlike SIG_IGN no child inherits
         signal.signal(number, lambda number, _: passed.append(number))
+    signal.alarm(_BEGINNING)
+    folder = os.path.join(temporary(), f"synkro-{os.urandom(8).hex()}")
+    keeper = watch(folder, ours=False)
+    os.mkdir(folder, 0o700)
     status = [0]
 
     def run(gateway: Gateway) -> None:

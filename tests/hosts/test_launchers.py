@@ -260,7 +260,7 @@ if "synkro.hosts" in sys.orig_argv:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize(("module", "step"), [("process", "work")])
+@pytest.mark.parametrize(("module", "step"), [("cleanup", "watch"), ("process", "work")])
 def test_a_signal_that_comes_before_the_program(start, tmp_path, module, step, number):
     """While process 0 begins: nothing is left, and the program, which it would not reach, ends by it."""
     text = SIGNALLED.format(module=module, step=step, number=int(number))
