@@ -8,7 +8,8 @@
 
 The program is a process of its own, outside of MPI.  It may open one session after the other.  Ctrl-C,
 and what else the launcher signals, reaches it by itself: it is in the process group of process 0, and
-mpiexec, srun and terminals signal whole groups.  So the processes of MPI's let SIGINT and SIGTERM pass.
+mpiexec, srun and terminals signal whole groups.  So the processes of MPI's let SIGINT and SIGTERM pass;
+what comes before the program is there, process 0 hands on to it.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,18 +49,27 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, file=sys.stderr)
         return 2
-    folder = tempfile.mkdtemp(prefix="synkro-", dir=temporary())  # of mode 0700
-    signal.alarm(_BEGINNING)
-    keeper = watch(folder, ours=False)
+    passed: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):  # a handler, which unlike SIG_IGN no child inherits
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, lambda number, _: passed.append(number))
+    signal.alarm(_BEGINNING)
+    folder = os.path.join(temporary(), f"synkro-{os.urandom(8).hex()}")
+    keeper = watch(folder, ours=False)
+    os.mkdir(folder, 0o700)
     status = [0]
-    work(None, copies(os.environ), keeper, lambda gate: status.append(_run(gate, arguments, folder)), {})
+
+    def run(gateway: Gateway) -> None:
+        status.append(_run(gateway, arguments, folder, passed))
+
+    work(None, copies(os.environ), keeper, run, {})
     return status[-1]
 
 
-def _run(gateway: Gateway, arguments: list[str], folder: str) -> int:
-    """Serve the program's sessions until it ends; returns its exit status."""
+def _run(gateway: Gateway, arguments: list[str], folder: str, passed: Sequence[int]) -> int:
+    """Serve the program's sessions until it ends; returns its exit status.
+
+    It gets the signals that have *passed* before it was there.
+    """
     path = str(Path(folder, "gateway"))
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     from .wire import BEAT  # noqa: PLC0415  which begins MPI
@@ -70,6 +80,8 @@ def _run(gateway: Gateway, arguments: list[str], folder: str) -> int:
         environment = clean(os.environ) | {GATEWAY: path}
         program = subprocess.Popen([sys.executable, *flags, *arguments], env=environment)
         ended = os.pidfd_open(program.pid)
+        for number in passed:
+            program.send_signal(number)
         threading.Thread(target=_bound, args=[program], daemon=True).start()
         heard = [server.fileno(), ended]
         try:

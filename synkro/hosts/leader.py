@@ -418,6 +418,7 @@ class Leader:
         except ForgedError:
             pass  # another one
         time.sleep(_ENDING)
+        self._keeper.exits()
         os._exit(1)
 
     def _answer(self, source: int, question: Any) -> None:

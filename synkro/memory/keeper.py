@@ -96,6 +96,12 @@ class Keeper:
         with contextlib.suppress(OSError):  # nobody listens any more
             self._socket.send(marshal.dumps(("beat", seconds)), socket.MSG_DONTWAIT)
 
+    def exits(self) -> None:
+        """This process ends by an exit: mpiexec may let the others be, so what has started this process,
+        if that is to go with it, is ended and does not end by itself."""
+        with contextlib.suppress(OSError):
+            self.tell("exits")
+
     def close(self) -> None:
         """Let the keeper do what it was told to do at the end, and end."""
         self._socket.close()
@@ -182,14 +188,14 @@ class _Task:
 
     def __init__(self) -> None:
         self._names: dict[str, int] = {}
-        self._folders: list[str] = []
-        self._files: list[str] = []
+        self._paths: dict[str, list[str]] = {"folder": [], "file": []}
         self._group = 0
         self._line = b""
         self._made: tuple[tuple[str, ...], float] | None = None
         self._owner = self._starter = -1  # descriptors of the owner, and of what has started it
         self._tied = False  # whether the owner goes with that
         self._goes = False  # whether that goes with the owner
+        self._exits = False  # whether the owner, where it ends, does so by an exit
         self._orphan = False
         self._until = math.inf  # when the owner has to have said again that it lives
 
@@ -226,24 +232,25 @@ class _Task:
                 (self._names[name],) = fds
             case "forget", str(name) if name in self._names:
                 os.close(self._names.pop(name))
-            case "folder", str(path):
-                self._folders.append(path)
+            case "folder" | "file" as what, str(path):
+                self._paths[what].append(path)
             case "group", int(number):
                 self._group = number
             case "line", str(text):
                 self._line = text.encode()
             case "made", tuple(beginnings), float(since):
                 self._made = beginnings, since
-            case "file", str(path):
-                self._files.append(path)
             case "owner", *_:
                 (self._owner,) = fds
             case "starter", *_:
                 (self._starter,) = fds
             case "tied", *_:
                 self._tied = self._goes = True
+            case "exits", *_:
+                self._exits = True
             case "beat", float() | int() as seconds:
                 self._goes = self._goes or seconds <= 0
+                self._exits = self._exits or seconds <= 0
                 if self._tied and not self._orphan:
                     self._until = time.monotonic() + seconds + _MARGIN
 
@@ -258,16 +265,27 @@ class _Task:
         os.dup2(null, 2)  # whoever reads what the owner prints waits for the end of it
         for name, fd in self._names.items():
             remove(name, fd)
-        remove_files(self._files)
+        remove_files(self._paths["file"])
         if self._made is not None:
             remove_made(*self._made)
-        if self._folders:
+        if self._paths["folder"]:
             import shutil  # noqa: PLC0415  which takes long
 
-            for folder in self._folders:
+            for folder in self._paths["folder"]:
                 shutil.rmtree(folder, ignore_errors=True)
-        if self._starter >= 0 and self._goes and not select.select([self._starter], [], [], _GRACE)[0]:
-            _kill(self._starter)  # if not SLURM's, who sees the end of the owner
+        if self._starter >= 0 and self._goes:
+            if not self._exits:
+                _close_all_but(self._starter)  # by which that sees the end of the owner
+            if not select.select([self._starter], [], [], _GRACE)[0]:
+                _kill(self._starter)  # if not SLURM's, who sees it in another way
+
+
+def _close_all_but(fd: int) -> None:
+    """Close what this process has inherited, and all else but *fd* and the standard streams."""
+    for each in map(int, os.listdir("/proc/self/fd")):
+        if each > 2 and each != fd:
+            with contextlib.suppress(OSError):  # that of the list
+                os.close(each)
 
 
 def _kill(process: int) -> None:

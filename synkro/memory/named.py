@@ -46,6 +46,10 @@ ARRAY, RING = 0, 1
 _LONGEST = 254  # bytes of a name, without its slash
 _NPY = b"\x93NUMPY"
 _NPY_1 = _NPY + b"\x01\x00"  # as which NumPy reads it, with two bytes for the length of the rest
+_BFLOAT16 = "bfloat16"  # of ml_dtypes, which NumPy does not know
+_HEADER = (
+    1 << 16
+)  # bytes of the longest header of a file, of which NumPy reads 10,000 characters at most
 _FRAME = "frame"  # the field of a slot of a ring
 
 _FIELDS: tuple[tuple[str, str, int], ...] = (
@@ -145,8 +149,8 @@ def checked_ring_name(name: Any) -> str:
 # ── making one ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def create(number: int, name: str, layout: SegmentLayout) -> Segment:
-    """A segment of zeros with a name and a header, which ``end`` ends.
+def create(number: int, name: str, layout: SegmentLayout, value: Array | None = None) -> Segment:
+    """A segment with a name and a header, which ``end`` ends: of zeros, or of an array's *value*.
 
     Raises: SharedMemoryError; InvalidValue if the name is in use.
     """
@@ -161,6 +165,9 @@ def create(number: int, name: str, layout: SegmentLayout) -> Segment:
         segment = Segment(number, fd, layout.nbytes, Access.WRITE)
         with undoing(segment.close):
             _fill_in(segment.base, layout)
+            if value is not None:
+                segment.array(layout.region(number))[...] = value
+                counters_of(segment.base)["writes"] += 1
             with descriptors_for(f"the name {name} could not be had"):
                 _names.publish(name, segment)
     return segment
@@ -178,8 +185,8 @@ def _fill_in(base: Array, layout: SegmentLayout) -> None:
     tail = counters_of(base)
     tail["version"], tail["kind"] = VERSION, RING if layout.slots else ARRAY
     tail["nbytes"], tail["slots"], tail["slot_bytes"] = layout.one, layout.slots, layout.slot_bytes
-    if layout.dtype.names is None and is_of_extension(layout.dtype):
-        tail["dtype"] = str(code_of(layout.dtype)).encode()
+    if layout.dtype.name == _BFLOAT16:
+        tail["dtype"] = _BFLOAT16.encode()
     tail["magic"] = MAGIC
 
 
@@ -208,9 +215,14 @@ def _npy_header(layout: SegmentLayout) -> bytes:
 
 
 def _description(dtype: np.dtype[Any]) -> Any:
-    """*dtype* as an ``.npy`` file has it; of one that NumPy does not know its bytes."""
-    if dtype.names is None and is_of_extension(dtype):
+    """*dtype* as an ``.npy`` file has it; of bfloat16 its bytes.  Raises: InvalidType."""
+    if dtype.name == _BFLOAT16:
         return f"|V{dtype.itemsize}"
+    if _has_extension(dtype):
+        raise InvalidType(
+            f"memory with a name holds NumPy's own dtypes, as .npy files do, and bfloat16, but that in "
+            f"no record; got {_shown(dtype)}: convert it, to float32 say."
+        )
     try:
         return np.lib.format.dtype_to_descr(dtype)
     except ValueError:  # they overlap, or are in another order
@@ -218,6 +230,13 @@ def _description(dtype: np.dtype[Any]) -> Any:
             f"memory with a name holds records whose fields lie one behind the other; got {dtype}: "
             f"convert them, by numpy.lib.recfunctions.repack_fields."
         ) from None
+
+
+def _has_extension(dtype: np.dtype[Any]) -> bool:
+    """Whether *dtype*, or some field of it, is of another package than NumPy."""
+    if dtype.base.names is None:
+        return is_of_extension(dtype.base)
+    return any(_has_extension(dtype.base[name]) for name in dtype.base.names)
 
 
 def counters_of(base: Array) -> Array:
@@ -240,8 +259,10 @@ def posix_ipc() -> Any:
     return module
 
 
-def open_named(name: str, writable: bool, any_owner: bool) -> tuple[int, int]:
+def open_named(name: str, writable: bool, any_owner: bool, otherwise: str = "") -> tuple[int, int]:
     """A descriptor of a segment that another program has made, and its size.
+
+    *otherwise* is what else to do where the rights do not suffice.
 
     Raises: InvalidValue if there is none, it cannot be opened, or ``check_owner`` refuses it;
     SharedMemoryError.
@@ -261,7 +282,7 @@ def open_named(name: str, writable: bool, any_owner: bool) -> tuple[int, int]:
         how = "written" if writable else "read"
         raise InvalidValue(
             f"the shared memory {name} is another user's, or cannot be {how} by this one: run both "
-            f"programs as the same user{', or leave writable= out' if writable else ''}."
+            f"programs as the same user{otherwise}."
         ) from None
     except OSError as error:  # a folder, a link, or a name that the system does not take
         why = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
@@ -342,7 +363,7 @@ def layout_of(fd: int, name: str) -> SegmentLayout | None:
 
     Raises: InvalidValue for a header that cannot be.
     """
-    data = os.pread(fd, ROWS, 0)
+    data = os.pread(fd, _HEADER, 0)
     if data.startswith(MAGIC):
         raise _of_version(1, name)
     if not data.startswith(_NPY):
@@ -384,6 +405,8 @@ def _read_npy(data: bytes, name: str) -> SegmentLayout:
             f"the header of the shared memory {name} begins as that of an .npy file, and cannot be "
             f"read: {reason(error)}. Let the program that writes it write that, or make it anew."
         ) from None
+    plain = all(type(length) is int for length in shape)  # and no bool
+    _check_field(name, "shape", _shown(shape), plain, "one that an array can have")
     right = is_fixed(dtype) and not is_of_extension(dtype)
     _check_field(name, "descr", _shown(dtype), right, "a dtype of NumPy's whose elements have one size")
     in_order = not by_columns or len(shape) < 2
@@ -432,7 +455,7 @@ def _known(dtype: np.dtype[Any], known: bytes, name: str) -> np.dtype[Any]:
     with contextlib.suppress(Exception):
         importlib.import_module("ml_dtypes")
         found = np.dtype(known.decode())
-    right = known == b"bfloat16" and found.itemsize == dtype.itemsize and found is not dtype
+    right = known == _BFLOAT16.encode() and found.itemsize == dtype.itemsize and found is not dtype
     _check_field(name, "dtype", repr(known), right, "empty, or bfloat16, which needs ml_dtypes")
     return found
 

@@ -79,6 +79,11 @@ class _Signals:
         except (ipc.Error, OSError) as error:
             if isinstance(error, OSError) and error.errno is None:  # as where no descriptor is left
                 raise OSError(errno.EMFILE, str(error)) from None
+            if isinstance(error, ipc.ExistentialError) and not new:
+                raise InvalidValue(
+                    f"the ring {self._name} has no semaphores at this moment: it is being made, or it "
+                    f"ends. Try again; if it has none for long, make it anew."
+                ) from None
             there = " and ".join(companions(self._name))
             raise InvalidValue(
                 f"the semaphores of the ring {self._name} cannot be had: {error}. Remove {there}, if "

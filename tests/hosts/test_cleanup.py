@@ -111,3 +111,24 @@ def test_a_keeper_removes_a_folder_and_a_file_and_ends_a_group(tmp_path):
     finally:
         os.kill(other, signal.SIGKILL)
     assert group != other
+
+
+STARTER = """
+import os, subprocess, sys
+
+there, inherited = os.pipe()
+code = "import os, signal; from synkro.hosts.cleanup import watch; keeper = watch()"
+code += "; os.kill(os.getpid(), signal.SIGKILL)"
+subprocess.run([sys.executable, "-c", code], pass_fds=[inherited], stderr=subprocess.DEVNULL)
+os.close(inherited)
+os.read(there, 1)
+os._exit(7)
+"""
+
+
+def test_a_starter_sees_that_what_it_has_started_has_ended(tmp_path):
+    """By the end of what that has inherited, as mpiexec's process on a host does: the keeper, which has
+    inherited it, too, lets go of it, and ends the starter only where that goes on."""
+    done = run(tmp_path, STARTER)
+    assert done.returncode == 7
+    assert wait_until(lambda: not processes_of(tmp_path), seconds=10)

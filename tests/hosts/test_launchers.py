@@ -11,6 +11,7 @@ import pytest
 
 from support.hosts import MPIEXEC, OPEN_MPI
 from support.schedulers import pbs, slurm
+from support.waiting import wait_until
 
 pytestmark = [
     pytest.mark.hosts,
@@ -243,6 +244,32 @@ def test_ctrl_c(started, program):
     done = finished(running)
     assert done.stdout.endswith("interrupted\n6\n"), done.stderr  # mpiexec says something, too
     assert done.returncode == 0
+
+
+SIGNALLED = """
+import os, sys
+if "synkro.hosts" in sys.orig_argv:
+    from synkro.hosts import {module}
+
+    def signalled(*args, done={module}.{step}, **options):
+        os.kill(os.getpid(), {number})
+        return done(*args, **options)
+
+    {module}.{step} = signalled
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(("module", "step"), [("cleanup", "watch"), ("process", "work")])
+def test_a_signal_that_comes_before_the_program(start, tmp_path, module, step, number):
+    """While process 0 begins: nothing is left, and the program, which it would not reach, ends by it."""
+    text = SIGNALLED.format(module=module, step=step, number=int(number))
+    (tmp_path / "sitecustomize.py").write_text(text)
+    code = "import time; time.sleep(60); print('finished')"
+    done = finished(start(sys.executable, "-m", "synkro.hosts", "-c", code))
+    assert done.stdout == ""
+    assert done.returncode == (-number if number == signal.SIGKILL else 128 + number), done.stderr
+    assert wait_until(lambda: not list(tmp_path.glob("synkro-*")))
 
 
 @ONE

@@ -15,6 +15,7 @@ import pytest
 import synkro as synk
 from support.named import PAGE, files
 from support.sessions import lasting
+from support.targets import BIG, SMALL
 from support.waiting import wait_until
 from synkro.memory import named
 
@@ -164,6 +165,27 @@ def test_numpy_loads_it(session, name, dtype):
         os.unlink(f"/dev/shm{name}.npy")
 
 
+@pytest.mark.parametrize("fields", [300, 600])
+def test_a_header_of_a_file_may_be_longer_than_that_of_ours(session, name, fields):
+    """As long as NumPy reads it."""
+    rows = np.zeros(3, [(f"field_{number}", "f4") for number in range(fields)])
+    rows["field_299"] = [1, 2, 3]
+    path = pathlib.Path(f"/dev/shm{name}")
+    with path.open("wb") as file:
+        np.save(file, rows)
+    try:
+        if fields == 600:
+            with pytest.raises(
+                synk.InvalidValue, match=r"cannot be read: .*Header info length .* large"
+            ):
+                session.attach(name)
+        else:
+            total = session.function(lambda rows: rows["field_299"].sum(), outputs="sum")
+            assert total(session.attach(name)) == 6
+    finally:
+        path.unlink()
+
+
 def test_what_npy_files_do_not_know_is_bytes_there(session, name):
     bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
     x = session.data(table(dtype=bfloat16), shm_name=name)
@@ -171,6 +193,25 @@ def test_what_npy_files_do_not_know_is_bytes_there(session, name):
     assert found.dtype == "V2"
     assert np.array_equal(found.view(bfloat16), x)
     x.free_memory()
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        lambda known: known.float8_e5m2,
+        lambda known: [("a", known.bfloat16)],
+        lambda known: [("a", "f4"), ("b", [("c", known.bfloat16, (2,))], (3,))],
+    ],
+    ids=["alone", "a field", "in a field"],
+)
+def test_what_attach_would_not_know_is_refused_when_it_is_made(session, name, dtype):
+    values = np.zeros(3, dtype(pytest.importorskip("ml_dtypes")))
+    for make in (
+        lambda: session.data(values, shm_name=name),
+        lambda: session.ring(name, slots=2, shape=(3,), dtype=values.dtype),
+    ):
+        with pytest.raises(synk.InvalidType, match=r"bfloat16, but that in no record; got .* convert"):
+            make()
 
 
 def test_names_of_fields_that_npy_files_do_not_have(session, name):
@@ -202,6 +243,18 @@ def test_writes_are_counted_after_them_and_reads_are_not(session, name):
     session.attach(name, writable=True)[0, 0] = 5
     assert writes_of(memory) == before + 1
     assert x[0, 0] == 5
+    x.free_memory()
+
+
+@pytest.mark.parametrize("columns", [SMALL, BIG], ids=["small", "large"])
+def test_results_that_go_there_are_counted(session, name, columns):
+    """This process writes the small ones, and the workers the large ones."""
+    x = session.data(shape=(7, columns), shm_name=name)
+    f = session.function(lambda rows: rows + 1, outputs="gather").options(out=x)
+    for count in (1, 2):
+        assert f(np.zeros(x.shape)) is x
+        assert writes_of(other_program(name)) == count
+    assert np.array_equal(x, np.ones(x.shape))
     x.free_memory()
 
 
@@ -315,6 +368,23 @@ def test_ctrl_c_while_it_is_made_leaves_nothing(session, name, kind, interrupted
     interrupted_making.undo()
     assert not files(name)
     close(make())
+
+
+@pytest.mark.parametrize("dtype", ["f8", ">i2"])
+def test_who_finds_the_name_finds_the_values(session, name, dtype, monkeypatch):
+    found, link = [], named._link
+
+    def linked(fd, name):
+        done = link(fd, name)
+        found.append(np.load(f"/dev/shm{name}"))
+        found.append(writes_of(other_program(name)))
+        return done
+
+    monkeypatch.setattr(named, "_link", linked)
+    x = session.data(table(), dtype=dtype, force_cast=True, shm_name=name)
+    assert np.array_equal(found[0], table())
+    assert found[1] == writes_of(other_program(name)) == 1
+    x.free_memory()
 
 
 def test_it_keeps_its_shape(session, name, x):

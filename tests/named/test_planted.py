@@ -141,6 +141,24 @@ def test_semaphores_of_another_user_are_not_opened(session, name, of_another, se
         synk.ring(name, any_owner=True).close()
 
 
+def test_where_the_rights_do_not_suffice_another_way_is_told_if_there_is_one(session, name, monkeypatch):
+    def refused(path, *args):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "open", refused)
+    for opening, ends in (
+        (
+            lambda: session.attach(name),
+            "cannot be read by this one: run both programs as the same user.",
+        ),
+        (lambda: session.attach(name, writable=True), "the same user, or leave writable= out."),
+        (lambda: synk.ring(name), "cannot be written by this one: run both programs as the same user."),
+    ):
+        with pytest.raises(synk.InvalidValue) as error:
+            opening()
+        assert str(error.value).endswith(ends)
+
+
 def test_the_reader_of_a_ring_makes_it(session, name):
     with pytest.raises(synk.InvalidValue, match="any_owner= is for the program that opens a ring"):
         synk.ring(name, slots=2, shape=3, any_owner=True)
@@ -220,6 +238,7 @@ LIES = [
     ("(3,)", "[('a', '|V2000000000')]", "from byte 4096 to byte 6000004096, and there are"),
     ("(3,)", "[7]", CANNOT),
     ("(3.0,)", "'<f8'", CANNOT),
+    ("(True, 3)", "'<f8'", r"field 'shape' is \(True, 3\), and has to be one that an array can have"),
     ("3", "'<f8'", CANNOT),
     ("(3,)", "'O'", "field 'descr' is object"),
     ("(3,), **{}", "'<f8'", CANNOT),

@@ -314,6 +314,27 @@ def test_the_longest_name_and_frames_of_one_number(session):
     assert not files(longest)
 
 
+@pytest.mark.parametrize("missing", [["free", "full"], ["full"]])
+def test_a_writer_that_comes_while_the_ring_is_made_is_told_to_come_again(
+    session, name, missing, monkeypatch
+):
+    import posix_ipc
+
+    make = named.create
+
+    def made(*args):
+        segment = make(*args)
+        if "free" not in missing:
+            posix_ipc.Semaphore(f"{name}.free", posix_ipc.O_CREX).close()
+        with pytest.raises(synk.InvalidValue, match=r"no semaphores .*: it is being made, .* Try again"):
+            synk.ring(name)
+        return segment
+
+    monkeypatch.setattr(named, "create", made)
+    with session.ring(name, slots=1, shape=()):
+        synk.ring(name).close()
+
+
 def test_semaphores_that_were_left_are_no_hindrance(session, name):
     import posix_ipc
 

@@ -60,7 +60,8 @@ def attach(
         raise InvalidValue("offset= is for memory without a header: give dtype= and shape=, too.")
     writable, any_owner = checked_bool(writable, "writable"), checked_bool(any_owner, "any_owner")
     called = named.checked_name(shm_name)
-    fd, nbytes = named.open_named(called, writable, any_owner)
+    otherwise = ", or leave writable= out" if writable else ""
+    fd, nbytes = named.open_named(called, writable, any_owner, otherwise)
     with undoing(os.close, fd):
         layout = layout_there(fd, nbytes, called, wanted, lengths, start)
     segment = engine.directory.opened(fd, nbytes, Access.WRITE if writable else Access.READ, called)

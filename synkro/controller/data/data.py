@@ -281,6 +281,10 @@ class Data(InputArray[Scalar]):
 
     # ── whether it has changed ───────────────────────────────────────────────────────────────────
 
+    def wrote(self) -> None:
+        """Say that this program, or its workers, have written to the memory."""
+        self._memory.wrote()
+
     def touch_if_shared(self) -> None:
         """Before a call: the contents may have changed through a view that still lives."""
         memory = self._memory
@@ -398,10 +402,8 @@ def make_data(
         shape = wanted if array is None else array.shape
         with contextlib.ExitStack() as undo:
             with uninterrupted():
-                made.lie_in(NamedOutgoing.made(engine, shm_name, made.dtype, shape))
+                made.lie_in(NamedOutgoing.made(engine, shm_name, made.dtype, shape, array))
                 undo.callback(made.free_memory)
-            if array is not None:
-                made.set_value(array, force_cast)
             undo.pop_all()
         return made
     if array is None:

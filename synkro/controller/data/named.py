@@ -13,6 +13,7 @@ from ...errors import InvalidValue
 from ...memory import named
 from ...memory.segment import Segment
 from ...plan.call import Region
+from ...values.arrays import Array
 from ..engine.engine import Engine
 from .outgoing import Outgoing, Placed
 
@@ -42,9 +43,14 @@ class NamedOutgoing(Outgoing):
 
     @classmethod
     def made(
-        cls, engine: Engine, name: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None
+        cls,
+        engine: Engine,
+        name: str,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...] | None,
+        value: Array | None = None,
     ) -> NamedOutgoing:
-        """An array of zeros in a new segment, whose name ends with the session.
+        """An array of this *value*, or of zeros, in a new segment, whose name ends with the session.
 
         Raises: InvalidType, InvalidValue for a name that cannot be, or is in use; SharedMemoryError.
         """
@@ -52,7 +58,8 @@ class NamedOutgoing(Outgoing):
         if shape is None:
             raise InvalidValue(f"the memory {name} cannot grow later: give data() a value, or a shape.")
         layout = named.SegmentLayout(dtype, shape)
-        segment = engine.directory.adopt(named.create(engine.directory.number(), name, layout), name)
+        segment = named.create(engine.directory.number(), name, layout, value)
+        segment = engine.directory.adopt(segment, name)
         engine.at_close.callback(_end, name, weakref.ref(segment))
         return cls(engine, name, segment, layout.region(segment.number), counted=True, ours=True)
 

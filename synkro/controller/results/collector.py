@@ -237,7 +237,7 @@ class Collection:
             return self._merged(taking)
         finally:
             for target in taking.values():
-                target.touch(self._home.engine)
+                target.touch()
 
     def _merged(self, taking: Mapping[int, Target]) -> Any:
         """The result, after outputs went to the targets that are *taking* them."""

@@ -77,7 +77,7 @@ class Target(ABC):
     def receive(self, placed: Placed, engine: Engine, lane: Lane) -> None:
         """Take an output that lies in shared memory as a whole; *lane* has computed it."""
 
-    def touch(self, engine: Engine) -> None:
+    def touch(self) -> None:
         """The contents of the target may have changed."""
 
     def check(self, output: Leaves, called: str, foreseen: bool) -> None:
@@ -105,12 +105,9 @@ class Target(ABC):
 class InMemory(Target):
     """An array, a ``Data`` or a memory-mapped array."""
 
-    def __init__(
-        self, value: Any, called: str, array: Array, window: Placed | None, source: Placed | None = None
-    ) -> None:
-        """*window* is how the workers write to the memory, *source* how they read it."""
+    def __init__(self, value: Any, called: str, array: Array, window: Placed | None) -> None:
+        """*window* is how the workers write to the memory."""
         super().__init__(value, called, array)
-        self._source = source
         self._map = getattr(mapped_below(array), "_mmap", None)
         if window is not None:
             self.bytes: Bytes | None = bytes_of(window)
@@ -133,9 +130,9 @@ class InMemory(Target):
     def receive(self, placed: Placed, engine: Engine, lane: Lane) -> None:
         self.fill([placed.segment.array(placed.region)])
 
-    def touch(self, engine: Engine) -> None:
-        if self._source is not None:
-            engine.touch(self._source.segment)
+    def touch(self) -> None:
+        if isinstance(self.value, Data):
+            self.value.wrote()
 
 
 class InStore(Target):
@@ -374,7 +371,7 @@ def _of_data(data: Data, engine: Engine, windows: Windows) -> InMemory:
             f'numpy.load(path, mmap_mode="r+") or numpy.memmap(path, mode="r+", …); memory of another '
             f"program is opened by attach(…, writable=True)."
         )
-    return InMemory(data, called, array, windows.on_data(placed), placed)
+    return InMemory(data, called, array, windows.on_data(placed))
 
 
 def _check_apart(targets: Sequence[Target], given: Any, engine: Engine, name: str) -> None:
