@@ -530,11 +530,7 @@ class Mpiexec(NamedTuple):
     open_mpi: bool
 
     def command(
-        self,
-        hosts: Sequence[str],
-        agent: str,
-        program: Sequence[str],
-        environment: Mapping[str, str],
+        self, hosts: Sequence[str], agent: str, program: Sequence[str], environment: Mapping[str, str]
     ) -> list[str]:
         """The command line that starts *program* once on each host, the first of which is this."""
         count = str(len(hosts))

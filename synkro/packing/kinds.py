@@ -33,13 +33,7 @@ import cloudpickle
 import numpy as np
 
 from ..errors import InvalidType, reason
-from ..values.foreign import (
-    is_generator,
-    is_numba,
-    is_tensor,
-    put_into_tensor,
-    tensor_bytes,
-)
+from ..values.foreign import is_generator, is_numba, is_tensor, put_into_tensor, tensor_bytes
 from ..values.random import put_state, state_of
 from ..values.variable import Variable
 from .code import is_own_name

@@ -77,12 +77,7 @@ class Entered:
 
 
 def with_history(
-    group: Group,
-    values: Sequence[Any],
-    results: Sequence[Any],
-    op: str,
-    entry: Entry,
-    other: int,
+    group: Group, values: Sequence[Any], results: Sequence[Any], op: str, entry: Entry, other: int
 ) -> list[Any]:
     """*results* of a collective of *values*, those with a history on any rank with one here.
 

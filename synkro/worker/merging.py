@@ -59,11 +59,7 @@ class Merger:
     """
 
     def __init__(
-        self,
-        name: str,
-        outputs: Any,
-        several: bool,
-        pickled: Callable[[Any], list[Array]] | None = None,
+        self, name: str, outputs: Any, several: bool, pickled: Callable[[Any], list[Array]] | None = None
     ) -> None:
         """*several* says whether there is more than one piece; *pickled* pickles what is no array."""
         self.tree: Tree = None

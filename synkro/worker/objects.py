@@ -40,11 +40,7 @@ from ..packing.kinds import (
     goes_by_number,
     same_contents,
 )
-from ..packing.pickles import (
-    HEAD,
-    PICKLED,
-    Reader,
-)
+from ..packing.pickles import HEAD, PICKLED, Reader
 from ..packing.refused import advice_on_loading
 from ..packing.together import Together
 from ..values.arrays import Array

@@ -65,10 +65,7 @@ def _entered(
 ) -> bool:
     """Run the function, and open a debugger at the line that raises; returns whether one does."""
     rng = [] if began.rng is None else [(rank.group.generator.own(), began.rng)]
-    with (
-        rank.group.replaying(began.results, place),
-        with_states([*rng, *singles_at(began)]),
-    ):
+    with rank.group.replaying(began.results, place), with_states([*rng, *singles_at(began)]):
         try:
             rank.run(fn, args, kwargs)
         except Exception as error:

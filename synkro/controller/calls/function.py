@@ -35,14 +35,7 @@ from ...ipc.channel import Lane
 from ...messages import FunctionSpec, Phase, Release
 from ...plan.binding import RESERVED, Binder, Bound
 from ...plan.call import CallPlan
-from ...plan.outputs import (
-    DEFAULT,
-    check_modes,
-    for_workers,
-    modes_of,
-    only_one,
-    take_subset,
-)
+from ...plan.outputs import DEFAULT, check_modes, for_workers, modes_of, only_one, take_subset
 from ...values.arrays import checked_bool, checked_seconds
 from ..data.data import make_data
 from ..engine.engine import Engine, State

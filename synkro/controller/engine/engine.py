@@ -23,13 +23,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from ...comms.board import board_bytes
-from ...errors import (
-    InvalidValue,
-    SessionBroken,
-    SessionClosed,
-    WorkerDied,
-    ranks_in_words,
-)
+from ...errors import InvalidValue, SessionBroken, SessionClosed, WorkerDied, ranks_in_words
 from ...ipc.channel import Lane
 from ...ipc.pool import WorkerPool
 from ...ipc.process import ProcessEnd
@@ -329,10 +323,7 @@ class Engine:
 
     @operation(unbroken=True)
     def attend(
-        self,
-        condition: Callable[[], bool],
-        deadline: float | None,
-        on_tick: Callable[[], None] | None,
+        self, condition: Callable[[], bool], deadline: float | None, on_tick: Callable[[], None] | None
     ) -> list[ProcessEnd]:
         """Sleep until *condition* holds, all ranks have answered, or the *deadline* is over.
 

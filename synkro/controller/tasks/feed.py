@@ -9,15 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import InitVar, dataclass
 from typing import Any
 
-from ...errors import (
-    CallTimeout,
-    InvalidType,
-    SessionError,
-    WorkerDied,
-    how_to_await,
-    line_of,
-    reason,
-)
+from ...errors import CallTimeout, InvalidType, SessionError, WorkerDied, how_to_await, line_of, reason
 from ...ipc.queue import ALONE, EACH, MOST, TOGETHER, Dispatcher, Pickles, Stored, Ticket
 from ...packing import fingerprint
 from ...packing.pickles import OUT_OF_BAND, check_cause

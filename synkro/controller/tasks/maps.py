@@ -86,11 +86,7 @@ class TaskFunction(SentFunction):
             remembered(error, self._services, self, functools.partial(self.planned, common), item)
 
     def command(
-        self,
-        common: dict[str, Any],
-        descriptors: tuple[int, ...],
-        shared: SharedByTasks,
-        wished: Wishes,
+        self, common: dict[str, Any], descriptors: tuple[int, ...], shared: SharedByTasks, wished: Wishes
     ) -> tuple[Planned, Work]:
         """The command that runs the function on items, with *common* arguments; the function is brought
         first.  What its tasks share is said by *shared*, which learns what the function uses.  How it
