@@ -12,19 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
-from .. import here
-from ..errors import (
-    CallTimeout,
-    InvalidValue,
-    NotAvailable,
-    SessionError,
-    SynkroError,
-    UsageError,
-    counted,
-    folded,
-    ranks_in_words,
-    shown,
-)
+from .. import errors, here
 from ..machine import choose_python
 from ..memory.named import sweep
 from ..memory.segment import descriptors_for
@@ -86,7 +74,7 @@ def _method(
         try:
             return function(part(self), *args, **kwargs)
         except BaseException as error:
-            raise folded(error)  # noqa: B904  it is the same one
+            raise errors.folded(error)  # noqa: B904  it is the same one
 
     method.__dict__["__signature__"] = as_method(function)
     method.__name__ = name or function.__name__
@@ -226,7 +214,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         distribution, background = Distribution(engine, objects), Background(engine, variables)
         replacement = Replacement(engine, objects.handover, start, lambda: distribution.sent, replace)
         if replace and replacement.refusal is not None:
-            raise NotAvailable(f"{replacement.refusal} Leave replace=True out.")
+            raise errors.NotAvailable(f"{replacement.refusal} Leave replace=True out.")
         engine.guard_by(replacement)
         if replace:
             replacement.keep()
@@ -240,7 +228,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         left = max(0.1, seconds - (time.monotonic() - began)) if self._engine.has_hosts else seconds
         try:
             return self._engine.run(start, timeout=left)
-        except CallTimeout as late:
+        except errors.CallTimeout as late:
             raise _not_ready(late, seconds) from None
 
     # ── lifecycle ────────────────────────────────────────────────────────────────────────────────
@@ -278,7 +266,9 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self.close()
 
     def __repr__(self) -> str:
-        return f"<synkro.Session of {counted(self.n_parallel, 'worker')}, {self.state.name.lower()}>"
+        return (
+            f"<synkro.Session of {errors.counted(self.n_parallel, 'worker')}, {self.state.name.lower()}>"
+        )
 
     # ── data and functions ───────────────────────────────────────────────────────────────────────
 
@@ -458,7 +448,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
             try:
                 from .tracing import picture  # noqa: PLC0415  which needs matplotlib
             except ModuleNotFoundError as error:
-                raise NotAvailable(
+                raise errors.NotAvailable(
                     f"plot_timeline() needs matplotlib ({error}): pip install matplotlib."
                 ) from None
             return picture.draw(trace, checked, count)
@@ -466,7 +456,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
     def _traced(self) -> Trace:
         if self._trace is None or not self._trace.calls:
             last = "" if self._trace is None else ", there was none in its last trace"
-            raise UsageError(
+            raise errors.UsageError(
                 f"no call of this session was traced{last}: make the calls inside `with trace():`, "
                 f"after fork(), or set {TRACE} to the path of a file before fork()."
             )
@@ -488,7 +478,9 @@ def _checked_devices(devices: Any, use_gpu: Any) -> Any:
     if checked_bool(use_gpu, "use_gpu"):
         return devices
     if devices is not None:
-        raise InvalidValue(f"use_gpu=False asks for CPUs; devices={shown(devices)}: give one.")
+        raise errors.InvalidValue(
+            f"use_gpu=False asks for CPUs; devices={errors.shown(devices)}: give one."
+        )
     return "cpu"
 
 
@@ -496,23 +488,23 @@ def _check_flags(profile_workers: Any, replace: Any) -> None:
     """Raises: InvalidType, InvalidValue where workers cannot write profiles."""
     checked_bool(replace, "replace")
     if checked_bool(profile_workers, "profile_workers") and not os.access(os.curdir, os.W_OK):
-        raise InvalidValue(
+        raise errors.InvalidValue(
             f"profile_workers= writes files to the working directory, {os.getcwd()}, which cannot be "
             f"written: change to another."
         )
 
 
-def _not_ready(late: CallTimeout, seconds: float) -> SynkroError:
+def _not_ready(late: errors.CallTimeout, seconds: float) -> errors.SynkroError:
     """What to raise where workers have not answered within *seconds* since they were started."""
-    who = ranks_in_words(late.ranks)
+    who = errors.ranks_in_words(late.ranks)
     cure = "did not answer. Give more, or look at what takes long there"
     if late.hosts:
         where = ", ".join(dict.fromkeys(late.hosts))
-        return SessionError(
+        return errors.SessionError(
             f"the hosts and their workers were not ready within {seconds:g} s (start_timeout=): {who} "
             f"on {where} {cure}."
         )
-    return CallTimeout(
+    return errors.CallTimeout(
         f"the workers were not ready within {seconds:g} s (start_timeout=): {who} {cure}: they import "
         f"NumPy, and what sitecustomize and .pth files of their Python name.",
         late.ranks,
@@ -522,9 +514,9 @@ def _not_ready(late: CallTimeout, seconds: float) -> SynkroError:
 def _check_place(python: Any) -> None:
     """Raises: NotAvailable, UsageError, InvalidValue, InvalidType where no workers can be started."""
     if not sys.platform.startswith("linux"):
-        raise NotAvailable(f"Synkro runs on Linux only; this is {sys.platform}.")
+        raise errors.NotAvailable(f"Synkro runs on Linux only; this is {sys.platform}.")
     if here.rank is not None:
-        raise UsageError(
+        raise errors.UsageError(
             "a session cannot be started inside a worker: a function that runs on the workers is "
             "plain array code; call fork() and Synkro's functions in the main program."
         )
@@ -547,7 +539,7 @@ def _traced_to(path: str | None) -> Path | None:
         return None
     try:
         checked = timeline.checked_path(path)
-    except InvalidValue as error:
-        raise InvalidValue(f"{TRACE}: {error}") from None
+    except errors.InvalidValue as error:
+        raise errors.InvalidValue(f"{TRACE}: {error}") from None
     number = next(_traced_sessions)
     return checked if number == 1 else checked.with_stem(f"{checked.stem}-{number}")

@@ -14,19 +14,8 @@ from ..devices.base import Device
 from ..errors import InvalidValue, OutputError, cut, reason, shortened
 from ..messages import Done, Leaf, Piece
 from ..packing.pickles import INTEGER, check_cause
+from ..plan import outputs as plans
 from ..plan.call import aligned
-from ..plan.outputs import (
-    MERGE,
-    WHOLE,
-    Tree,
-    advice_on_keys,
-    describe,
-    flatten,
-    flatten_by,
-    leaf_modes,
-    leaf_paths,
-    unflatten,
-)
 from ..values.arrays import (
     Array,
     code_of,
@@ -62,7 +51,7 @@ class Merger:
         self, name: str, outputs: Any, several: bool, pickled: Callable[[Any], list[Array]] | None = None
     ) -> None:
         """*several* says whether there is more than one piece; *pickled* pickles what is no array."""
-        self.tree: Tree = None
+        self.tree: plans.Tree = None
         self.modes: list[str | None] = []
         self.dtypes: list[np.dtype[Any]] = []
         self.leaves: list[list[Array]] = []
@@ -121,9 +110,9 @@ class Merger:
         return known and value.dtype == self.dtypes[0]
 
     def _found(self, value: Any, device: Device) -> list[Found]:
-        values, tree = flatten_by(self._outputs, value, _has_objects, self._called)
+        values, tree = plans.flatten_by(self._outputs, value, _has_objects, self._called)
         try:
-            modes = leaf_modes(self._outputs, tree)
+            modes = plans.leaf_modes(self._outputs, tree)
         except OutputError as error:
             raise OutputError(f"the function {self._name!r}: {error}") from None
         found: list[Found] = []
@@ -132,7 +121,7 @@ class Merger:
                 if _is_pickled(leaf, mode):
                     found.append(self._pickled(leaf, device))
                     continue
-                merges = self._pickle is not None and mode in WHOLE and type(leaf) is int
+                merges = self._pickle is not None and mode in plans.WHOLE and type(leaf) is int
                 if merges and (not self.leaves or index in self._integers):
                     found.append(leaf)
                     continue
@@ -145,9 +134,9 @@ class Merger:
             self._learn(tree, modes, found)
         elif tree != self.tree:
             raise OutputError(
-                f"the function {self._name!r} returned {describe(self.tree)} for one slice and "
-                f"{describe(tree)} for another: it must return the same for every slice."
-                f"{advice_on_keys(self.tree, tree)}"
+                f"the function {self._name!r} returned {plans.describe(self.tree)} for one slice and "
+                f"{plans.describe(tree)} for another: it must return the same for every slice."
+                f"{plans.advice_on_keys(self.tree, tree)}"
             )
         return found
 
@@ -168,13 +157,13 @@ class Merger:
         """An integer of Python's, merged with those of earlier pieces, as it travels."""
         assert self._pickle is not None
         if index in self._integers:
-            number = WHOLE[self.modes[index] or ""](self._integers[index], number)
+            number = plans.WHOLE[self.modes[index] or ""](self._integers[index], number)
         self._integers[index] = number
         if -(1 << 63) <= number < 1 << 63:
             return [np.array(number, INTEGER)]
         return self._pickle(number)
 
-    def _learn(self, tree: Tree, modes: list[str | None], found: list[Found]) -> None:
+    def _learn(self, tree: plans.Tree, modes: list[str | None], found: list[Found]) -> None:
         """Learn from the first piece of a call how outputs are nested, and their dtypes."""
         self.tree, self.modes = tree, modes
         self._operations = [OPERATIONS.get(mode or "") for mode in modes]
@@ -190,7 +179,7 @@ class Merger:
         if index in self._integers and not array.ndim and array.dtype.kind in "iu":
             self.leaves[index] = self._merged(index, int(array))
             return
-        if array.dtype != self.dtypes[index] and self.modes[index] not in (None, MERGE):
+        if array.dtype != self.dtypes[index] and self.modes[index] not in (None, plans.MERGE):
             both = longer(self.dtypes[index], array.dtype) if self.modes[index] == "gather" else None
             if both is None:
                 known = self.dtypes[index].newbyteorder("=")
@@ -227,9 +216,9 @@ class Merger:
         else:
             operation.merge(pieces[0], partial, out=pieces[0])
 
-    def _error(self, tree: Tree, index: int, what: str) -> OutputError:
+    def _error(self, tree: plans.Tree, index: int, what: str) -> OutputError:
         return OutputError(
-            f"output{cut(leaf_paths(tree)[index])} of the function {self._name!r}: {what}"
+            f"output{cut(plans.leaf_paths(tree)[index])} of the function {self._name!r}: {what}"
         )
 
 
@@ -316,9 +305,9 @@ def _is_pickled(value: Any, mode: str | None) -> bool:
 
     Python's own numbers reach the user's operation as they are: integers have any number of digits.
     """
-    if mode in (MERGE, None) and is_of_own_class(value):
+    if mode in (plans.MERGE, None) and is_of_own_class(value):
         return True  # it stays what it is
-    if mode == MERGE:
+    if mode == plans.MERGE:
         return type(value) in (bool, int, float, complex) or not _is_array(value)
     if mode is None:
         fixed = type(value) is np.ndarray and is_fixed(value.dtype)
@@ -356,7 +345,7 @@ def _is_array(value: Any) -> bool:
 def _has_objects(value: list[Any]) -> bool:
     """Whether a list holds anything but arrays with rows, or nothing."""
     try:
-        leaves = [flatten(child)[0] for child in value]
+        leaves = [plans.flatten(child)[0] for child in value]
     except InvalidValue:  # it is nested too deeply
         return True
     rows = all(_is_array(leaf) and getattr(leaf, "ndim", 0) for below in leaves for leaf in below)
@@ -366,9 +355,9 @@ def _has_objects(value: list[Any]) -> bool:
 def in_host_memory(value: Any, device: Device) -> Any:
     """*value* with the arrays in containers as NumPy's."""
     with contextlib.suppress(InvalidValue):  # a list may hold itself
-        leaves, tree = flatten(value, _is_plain)
+        leaves, tree = plans.flatten(value, _is_plain)
         if tree is not None:
-            return unflatten(tree, iter([_in_container(leaf, device) for leaf in leaves]))
+            return plans.unflatten(tree, iter([_in_container(leaf, device) for leaf in leaves]))
     return value
 
 
