@@ -372,12 +372,9 @@ class Launch(MpiHosts):
 def _outcome(command: Sequence[str], patience: float) -> tuple[int | None, str]:
     """The exit status of a command, or None if it takes longer; and the end of what is on its stderr."""
     with tempfile.TemporaryFile() as errors:  # a pipe would be read as long as somebody writes
+        null = subprocess.DEVNULL
         process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-            start_new_session=True,
+            command, stdin=null, stdout=null, stderr=errors, start_new_session=True
         )
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(patience)
@@ -389,11 +386,11 @@ def _outcome(command: Sequence[str], patience: float) -> tuple[int | None, str]:
         return status, os.pread(errors.fileno(), _LAST_WORDS, start).decode(errors="replace")
 
 
+Check = Callable[[Sequence[Host]], None] | None
+
+
 def reached(
-    hosts: Any,
-    launcher: Any,
-    seconds: float = BEGINNING,
-    check: Callable[[Sequence[Host]], None] | None = None,
+    hosts: Any, launcher: Any, seconds: float = BEGINNING, check: Check = None
 ) -> tuple[MpiHosts, tuple[Host, ...]]:
     """The processes of MPI's on the hosts, which have to begin within *seconds*, and who these are.
 

@@ -126,15 +126,8 @@ class Sender(Copier):
 
 
 _NEVER_SHARED = (
-    *SIMPLE,
-    tuple,
-    frozenset,
-    type,
-    FunctionType,
-    BuiltinFunctionType,
-    ModuleType,
-    CodeType,
-    np.dtype,
+    *(*SIMPLE, tuple, frozenset, type, np.dtype),
+    *(FunctionType, BuiltinFunctionType, ModuleType, CodeType),
 )
 """Types of what may be there twice, and nobody can tell."""
 

@@ -225,10 +225,7 @@ class RankObjects:
                     continue
                 if isinstance(contents, WholeObject):
                     self._replace(number, contents.obj)
-                elif self._kinds[number] in (
-                    kinds.OPAQUE,
-                    kinds.STATEFUL,
-                ):  # which copies what others hold
+                elif self._kinds[number] in (kinds.OPAQUE, kinds.STATEFUL):  # copies what others hold
                     late.append((number, contents))
                 else:
                     self._put(number, contents)

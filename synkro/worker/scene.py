@@ -202,8 +202,7 @@ class SceneWriter(pickles.Stream):
 
 
 _LOCKS: dict[type, Callable[[], Any]] = {
-    type(threading.Lock()): threading.Lock,
-    type(threading.RLock()): threading.RLock,
+    type(make()): make for make in (threading.Lock, threading.RLock)
 }
 _STANDS = "__stands_for_names__"
 

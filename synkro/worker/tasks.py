@@ -30,6 +30,8 @@ from .merging import in_host_memory
 from .terminal import end_lines, open_lines
 from .workspace import Workspace
 
+Columns = list[list[Any]]  # of items, by argument
+
 _LOOKED_AT = (
     kinds.DICT,
     kinds.SEQUENCE,
@@ -113,7 +115,7 @@ class Tasks(Task):
         self._state: _State | None = None  # of a map that goes on, or has failed
         self._taker = Taker(rank.number, queue, listener.blocks_read)
         os.register_at_fork(after_in_child=self._on_fork)
-        self._items: tuple[Batch, list[list[Any]]] | None = None  # of a batch that is pickled together
+        self._items: tuple[Batch, Columns] | None = None  # of a batch that is pickled together
         self._function = 0  # the number of the last function
         self._quota = 1  # how many items the next run should have
         self._done = 0  # how many items were done in the command
@@ -264,7 +266,7 @@ class Tasks(Task):
 
     # ── items ────────────────────────────────────────────────────────────────────────────────────
 
-    def _columns(self, batch: Batch) -> list[list[Any]] | None:
+    def _columns(self, batch: Batch) -> Columns | None:
         """The items of a batch that are pickled together, by argument; None of any other.
 
         Those that have begun are no longer there.
@@ -276,11 +278,7 @@ class Tasks(Task):
         return self._items[1]
 
     def _arguments(
-        self,
-        batch: Batch,
-        columns: list[list[Any]] | None,
-        index: int,
-        common: Iterator[dict[str, Any]] | None,
+        self, batch: Batch, columns: Columns | None, index: int, common: Iterator[dict[str, Any]] | None
     ) -> tuple[Sequence[Any], dict[str, Any]]:
         """What the function gets for an item of a batch."""
         self._rank.report(Phase.TASK, self.number)

@@ -24,10 +24,11 @@ R = TypeVar("R")
 
 Names = str | Sequence[str] | None
 Merged = Literal["mean", "sum", "prod", "max", "min", "gather"] | Callable[[Any, Any], Any]
+Keep = Literal["keep"]
 Nested = list[Any] | tuple[Any, ...] | dict[Any, Any]
 
 
-class _Options(TypedDict, total=False):
+class _Rest(TypedDict, total=False):
     """Keywords of ``function()`` that say nothing of what it returns."""
 
     bcast_inputs: Names
@@ -37,7 +38,7 @@ class _Options(TypedDict, total=False):
     target: Any
 
 
-class _WithInputs(_Options, total=False):
+class _WithInputs(_Rest, total=False):
     """The keywords of a decorator."""
 
     inputs: Names
@@ -64,29 +65,17 @@ class MakesFunctions(Protocol):
 
     @overload
     def __call__(
-        self, fn: Callable[P, R], /, inputs: Names = ..., *, outputs: None, **options: Unpack[_Options]
+        self, fn: Callable[P, R], /, inputs: Names = ..., *, outputs: None, **options: Unpack[_Rest]
     ) -> Function[P, list[R]]: ...
 
     @overload
     def __call__(
-        self,
-        fn: Callable[P, Any],
-        /,
-        inputs: Names = ...,
-        *,
-        outputs: Literal["keep"],
-        **options: Unpack[_Options],
+        self, fn: Callable[P, Any], /, inputs: Names = ..., *, outputs: Keep, **options: Unpack[_Rest]
     ) -> Function[P, Kept]: ...
 
     @overload
     def __call__(
-        self,
-        fn: Callable[P, Any],
-        /,
-        inputs: Names = ...,
-        *,
-        outputs: Nested,
-        **options: Unpack[_Options],
+        self, fn: Callable[P, Any], /, inputs: Names = ..., *, outputs: Nested, **options: Unpack[_Rest]
     ) -> Function[P, Any]: ...
 
     @overload
@@ -101,7 +90,7 @@ class MakesFunctions(Protocol):
 
     @overload
     def __call__(
-        self, fn: None = ..., *, outputs: Literal["keep"], **options: Unpack[_WithInputs]
+        self, fn: None = ..., *, outputs: Keep, **options: Unpack[_WithInputs]
     ) -> Callable[[Callable[P, Any]], Function[P, Kept]]: ...
 
     @overload

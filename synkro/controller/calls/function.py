@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from ... import errors
-from ...ipc.channel import Lane
+from ...ipc.channel import Lane, OnTick
 from ...messages import FunctionSpec, Phase, Release
 from ...plan.binding import RESERVED, Binder, Bound
 from ...plan.call import CallPlan
@@ -316,7 +316,7 @@ class Function(SentFunction, Generic[P, R]):
     def _run(
         self,
         planned: Planned,
-        on_tick: Callable[[], None] | None = None,
+        on_tick: OnTick = None,
         assigned: Sequence[Assigned] = (),
         targets: OpenTargets | None = None,
     ) -> Any:
@@ -329,7 +329,7 @@ class Function(SentFunction, Generic[P, R]):
     def _ran(
         self,
         planned: Planned,
-        on_tick: Callable[[], None] | None,
+        on_tick: OnTick,
         assigned: Sequence[Assigned],
         targets: OpenTargets | None,
     ) -> Any:

@@ -35,7 +35,7 @@ from .distribution import SentFunction, Services
 from .planner import Planned
 from .serial import in_place_of
 
-Enter = Callable[[BaseException], None]
+Enter = Callable[[BaseException], None] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ class Failure:
     rank: int
     item: tuple[Any, ...] | None = None
 
-    def again(self, trace: errors.RemoteTraceback, enter: Enter | None) -> Any:
+    def again(self, trace: errors.RemoteTraceback, enter: Enter) -> Any:
         """Run the function once more, here, or, on GPUs, on the rank; *trace* is that of the failure,
         which is not kept in here, as it keeps this.  *enter* is as in ``run_here``.
 
@@ -124,9 +124,7 @@ _TOLD = 5  # objects that a sentence names
 _COMPARED = 1000  # characters of an exception's class and text
 
 
-def keep(
-    trace: errors.RemoteTraceback, again: Callable[[errors.RemoteTraceback, Enter | None], Any]
-) -> None:
+def keep(trace: errors.RemoteTraceback, again: Callable[[errors.RemoteTraceback, Enter], Any]) -> None:
     """Keep with a traceback how to run once more what has failed; the oldest of a hundred loses that.
 
     At a prompt the last one is kept in any case: an error that nobody handles is forgotten there with
@@ -147,7 +145,7 @@ def run_here(
     trace: errors.RemoteTraceback,
     name: str,
     rank: int,
-    enter: Enter | None,
+    enter: Enter,
     changed: Iterable[str] = (),
 ) -> Any:
     """Run a scene in this process, as *rank*, where functions have *changed* this of the program's.

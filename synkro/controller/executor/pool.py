@@ -43,6 +43,9 @@ _CURE = (
 )
 
 
+Prepare = tuple[Callable[..., Any], tuple[Any, ...]]  # a function, and its arguments
+
+
 class Submitted(Item):
     """A function with its arguments, and the future of its result."""
 
@@ -83,12 +86,7 @@ class Submitted(Item):
 
 
 def _again(
-    pickler: TaskPickler,
-    task: Any,
-    name: str,
-    rank: int,
-    trace: errors.RemoteTraceback,
-    enter: Enter | None,
+    pickler: TaskPickler, task: Any, name: str, rank: int, trace: errors.RemoteTraceback, enter: Enter
 ) -> Any:
     """Do a task once more, in this process, with copies of what it gets."""
     fn, args, kwargs = pickler.pickled(task).load()
@@ -131,13 +129,7 @@ class TaskPool(ItemSource):
         broken: why there are none, in words; empty while there may be some.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        wishes: Wishes,
-        prepare: tuple[Callable[..., Any], tuple[Any, ...]] | None,
-        writes: bool,
-    ) -> None:
+    def __init__(self, session: Session, wishes: Wishes, prepare: Prepare | None, writes: bool) -> None:
         """*prepare* is the initializer, and its arguments; what tasks write to files is seen if that
         *writes*."""
         # It imports multiprocessing, and cannot be imported any more while the program ends.

@@ -18,6 +18,7 @@ from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from ...errors import InvalidType, InvalidValue, UsageError, WorkerError, shortened, warn
+from ...ipc.channel import OnTick
 from ...memory.departures import WhileThere
 from ...memory.segment import descriptors_for
 from ...messages import Assign, Command, Compare, Fetch, FunctionSpec, Parcel, Renew
@@ -87,10 +88,7 @@ class Objects:
     # ── with functions ───────────────────────────────────────────────────────────────────────────
 
     def send(
-        self,
-        functions: dict[int, Any],
-        command: Callable[[Parcel], Command],
-        on_tick: Callable[[], None] | None,
+        self, functions: dict[int, Any], command: Callable[[Parcel], Command], on_tick: OnTick
     ) -> None:
         """Send *functions* (by number) and what they bring along, by the *command* for a parcel.
 
@@ -327,7 +325,7 @@ class Objects:
         walk: Walk,
         command: Callable[[Parcel], Command],
         specs: Mapping[int, FunctionSpec] = _NO_SPECS,
-        on_tick: Callable[[], None] | None = None,
+        on_tick: OnTick = None,
         forced: bool = False,
         aside: bool = False,
     ) -> dict[int, Known]:

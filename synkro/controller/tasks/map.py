@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import CallTimeout, InternalError, UsageError, WorkerDied
+from ...ipc.channel import OnTick
 from ...ipc.queue import Dispatcher
-from ...ipc.waiting import clock
+from ...ipc.waiting import Condition, Deadline, clock
 from ...messages import Failed, Phase, Work
 from ...packing.pickles import dumped
 from ..calls.distribution import SentFunction
@@ -160,7 +161,7 @@ class Map:
             raise error
         return True
 
-    def _step(self, deadline: float | None) -> None:
+    def _step(self, deadline: Deadline) -> None:
         """Go on until there is something to do; if the next result is there, do not wait."""
         with self._engine.lock, self._engine.tracing(self._function.name, self._function.number):
             self._engine.turns.wait_for_all()
@@ -178,7 +179,7 @@ class Map:
 
     # ── a step ───────────────────────────────────────────────────────────────────────────────────
 
-    def _advance(self, deadline: float | None) -> None:
+    def _advance(self, deadline: Deadline) -> None:
         """Feed the workers, and collect results until there is something to do."""
         engine, feed = self._engine, self._feed
         engine.require_ready()
@@ -328,12 +329,7 @@ class Map:
 
     # ── when workers die ─────────────────────────────────────────────────────────────────────────
 
-    def _attend(
-        self,
-        condition: Callable[[], bool],
-        deadline: float | None,
-        on_tick: Callable[[], None] | None = None,
-    ) -> None:
+    def _attend(self, condition: Condition, deadline: Deadline, on_tick: OnTick = None) -> None:
         """Sleep until *condition* holds, all ranks have answered, or the *deadline* is over; who dies is
         buried."""
         for ended in self._engine.attend(condition, deadline, on_tick):
