@@ -10,6 +10,5 @@
     named       shared memory with a name, which other programs open
     keeper      a process that cleans up when another one has ended
     ring        slots in such memory, through which a program hands frames over
-    departures  what is done when an object is gone
-    interrupts  Ctrl-C, deferred while steps belong together
+    interrupts  Ctrl-C, deferred while steps belong together; what is done when an object is gone
 """

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from ..errors import SharedMemoryError
 from ..machine import available_memory, readable_bytes
 from ..plan.call import Access, Region
-from .departures import call_off, call_with_last
-from .interrupts import uninterrupted
+from .interrupts import call_off, call_with_last, uninterrupted
 from .keeper import SHM_FOLDER
 from .mapping import map_file, take_huge_pages
 

@@ -34,9 +34,8 @@ from ..variables.mirror import Bridge
 from ..variables.shared import check_there
 from .check import compare, preserved, raise_refusal
 from .distribution import SentFunction, Services
-from .planner import Planned, Planner
+from .planner import Planned, Planner, Request, arrived, snapshot
 from .replay import remembered
-from .request import Request, arrived, snapshot
 from .serial import run_alone
 
 if TYPE_CHECKING:

@@ -38,10 +38,9 @@ from ..tracing.timeline import write
 from ..tracing.trace import Trace
 from .directory import Directory
 from .nesting import check_alone, check_not_handling, goes_on, operation
-from .post import Post, Segments
 from .prompt import Prompt
 from .turns import Turns, is_past
-from .workers import Workers
+from .workers import Post, Segments, Workers
 
 _GRACE = 1.0  # seconds in which a worker can leave by itself, or another thread's call end, at a close
 _WORTH_ASKING = 1 << 24  # bytes of freed segments from which on the workers hear of them at once

@@ -29,7 +29,7 @@ from ..calls.function import name_of
 from ..calls.replay import Enter, keep, run_here
 from ..calls.serial import scene_of
 from ..session import Session
-from ..tasks.source import Item, ItemPickler, ItemSource
+from ..tasks.feed import Item, ItemPickler, ItemSource
 from ..tasks.wishes import Wishes
 from .arguments import PickledTask, TaskPickler
 

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from ...errors import InvalidType, InvalidValue, UsageError, WorkerError, shortened, warn
 from ...ipc.channel import OnTick
-from ...memory.departures import WhileThere
+from ...memory.interrupts import WhileThere
 from ...memory.segment import descriptors_for
 from ...messages import Assign, Command, Compare, Fetch, FunctionSpec, Parcel, Renew
 from ...packing import kinds

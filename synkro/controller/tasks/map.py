@@ -33,10 +33,9 @@ from ..engine.nesting import operation
 from ..engine.turns import is_past
 from ..objects.values import SharedByTasks
 from ..progress import Progress
-from .collected import Collected, ResultOrder
 from .deaths import Deaths
 from .feed import Feed
-from .outcomes import Outcomes
+from .outcomes import Collected, Outcomes, ResultOrder
 from .wishes import Wishes
 
 _HELD = 1 << 26  # bytes of results that are kept for the program, beside the next one

@@ -44,19 +44,16 @@ from ...values.arrays import checked_bool
 from ..calls.arguments import Whole, holds_data
 from ..calls.distribution import SentFunction, Services
 from ..calls.function import Function, Options, check_returns, name_of
-from ..calls.planner import Planned, Planner
+from ..calls.planner import Planned, Planner, Request
 from ..calls.replay import remembered
-from ..calls.request import Request
 from ..data.data import Data
 from ..objects.values import SharedByTasks
 from ..progress import Progress
 from ..variables.shared import Shared, check_whole
-from .collected import Collected, ResultOrder
 from .deaths import Deaths
-from .feed import Feed
+from .feed import Feed, Item, ItemSource
 from .map import Map
-from .outcomes import Outcomes
-from .source import Item, ItemSource
+from .outcomes import Collected, Outcomes, ResultOrder
 from .wishes import Wishes
 
 R = TypeVar("R")
