@@ -109,8 +109,7 @@ def _without_self(method: Callable[..., Any]) -> inspect.Signature:
 def _bare(signature: inspect.Signature) -> inspect.Signature:
     """*signature* without its types."""
     empty = inspect.Parameter.empty
-    parameters = [p.replace(annotation=empty) for p in signature.parameters.values()]
-    return inspect.Signature(parameters)
+    return inspect.Signature([p.replace(annotation=empty) for p in signature.parameters.values()])
 
 
 def _taking(

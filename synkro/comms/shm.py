@@ -283,6 +283,5 @@ class ShmCommunicator(Communicator):
             return result
         if first.ndim == 0:
             pieces = [piece.reshape(1) for piece in pieces]
-        rows = sum(len(piece) for piece in pieces)
-        result = make((rows, *pieces[0].shape[1:]), first.dtype)
+        result = make((sum(len(piece) for piece in pieces), *pieces[0].shape[1:]), first.dtype)
         return np.concatenate(pieces, axis=0, out=result)

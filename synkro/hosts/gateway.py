@@ -314,8 +314,7 @@ class GatewaySession:
         if place not in pending.merging:
             hosts = {self._host_of[rank] for rank in part.owners}
             order = sorted(hosts, key=lambda host: self._hosts[host].start)
-            target = self._segments.array(part.target)
-            pending.merging[place] = Merging(part, target, order)
+            pending.merging[place] = Merging(part, self._segments.array(part.target), order)
         return pending.merging[place]
 
     def _reduced_here(self, number: int) -> bool:
@@ -366,8 +365,7 @@ class GatewaySession:
                 largest = max(pieces, key=size_of).segment
                 if (host, largest) not in self._told:
                     self._told.add((host, largest))
-                    nbytes = sum(map(size_of, pieces))
-                    self._printed.send(protocol.Pushing(host, largest, nbytes))
+                    self._printed.send(protocol.Pushing(host, largest, sum(map(size_of, pieces))))
 
     def sleeping(self, nap: Nap) -> None:
         """Do *nap*, which ends when one of the descriptors that it gets is readable: the main process

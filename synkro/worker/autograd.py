@@ -152,8 +152,7 @@ class Collective(torch.autograd.Function):  # type: ignore[misc]
 def _all_reduce(entered: Entered, gradients: Tensors, kept: Tensors) -> Tensors:
     group, op = entered.group, entered.op
     if op == "mean":  # of the gradients, too: a sum of halves could overflow
-        means = group.all_reduce(gradients, "mean")
-        return _parts(means, entered.part * group.size)
+        return _parts(group.all_reduce(gradients, "mean"), entered.part * group.size)
     sums: Tensors = group.all_reduce(gradients, "sum")
     inputs, outputs = kept[: len(sums)], kept[len(sums) :]
     return sums if op == "sum" else _shares(entered, sums, inputs, outputs)

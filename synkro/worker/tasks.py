@@ -608,8 +608,7 @@ class _State:
             if not shared.is_allowed():
                 raise self._changed(shared)
         self._ran.clear()
-        end = time.monotonic()
-        self._next_look = 2 * end - start
+        self._next_look = 2 * time.monotonic() - start
 
     def settle(self) -> None:
         """The map has ended well: keep what tasks have prepared, where nothing was."""

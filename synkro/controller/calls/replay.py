@@ -97,8 +97,7 @@ class Failure:
     def _command(self, plan: CallPlan, began: bytes) -> Replay:
         item = None
         if self.item is not None:
-            values = self.services.objects.values(OUT_OF_BAND)
-            stream, buffers, _ = values.pickled(self.item)
+            stream, buffers, _ = self.services.objects.values(OUT_OF_BAND).pickled(self.item)
             item = pickle.dumps((stream, [*map(bytes, buffers)]), 5)
         return Replay(plan, self.rank, item, began, self.services.engine.on_gpus)
 

@@ -165,8 +165,7 @@ def _made(stands: Any, kept: Kept, has: Has) -> Any:
         value = itself()
     elif not isinstance(itself, _ById):
         return stands
-    there = value is not None and _is_same(stands, value, kept, has)
-    return value if there else UNKNOWN
+    return value if value is not None and _is_same(stands, value, kept, has) else UNKNOWN
 
 
 @dataclass(eq=False)

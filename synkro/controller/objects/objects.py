@@ -257,8 +257,7 @@ class Objects:
         place = self._master if rank is None else checked_int(rank, "rank", 0, most)
         with self._engine.lock:
             self._engine.wait_until_ready()
-            known = self._require_known(obj, "fetch")
-            replies = self._engine.run(Fetch(known.number, place))
+            replies = self._engine.run(Fetch(self._require_known(obj, "fetch").number, place))
         return self.load(replies[place].pickle)
 
     def values(self, least: int, shared: SharedByTasks | None = None) -> Values:
@@ -483,8 +482,7 @@ def _renew_holders(registry: Registry, walk: Walk, opaque: Sequence[Found]) -> N
             continue
         near = [f for f in walk.found.values() if any(id(part.obj) in ids for ids in f.inner.values())]
         holders = {*registry.holders(known), *(f.known for f in near if f.known is not None)}
-        seen = [(holder, holder.kind.look(holder.obj), None) for holder in holders]
-        walk.revisit(seen, holders)
+        walk.revisit([(holder, holder.kind.look(holder.obj), None) for holder in holders], holders)
         registry.forget(part.obj)
         part.forget()
         for holder in holders:
@@ -588,8 +586,7 @@ def _asked(change: Change) -> list[Any]:
 
 def _comparable(change: Change) -> Contents | None:
     """The new contents, for a worker to see whether it has them already; None if they hold objects."""
-    flat = all(map(is_flat, change.contents.values()))
-    return change.contents if flat else None
+    return change.contents if all(map(is_flat, change.contents.values())) else None
 
 
 def _digested(change: Change) -> Contents:

@@ -134,8 +134,7 @@ class _Batch:
 
     def pending(self) -> list[int]:
         """The numbers of the items without a result."""
-        numbers = set(range(self.first, self.first + len(self.items)))
-        return sorted(numbers.difference(*self._there))
+        return sorted(set(range(self.first, self.first + len(self.items))).difference(*self._there))
 
     def parts(self, numbers: Sequence[int]) -> Iterator[tuple[_Batch, int, int]]:
         """The items of these *numbers*, which ascend, as parts from one place to another."""
