@@ -38,8 +38,7 @@ from .progress import status_line
 from .results.transfer import Outputs
 from .tasks.forms import IteratesTasks, RunsTasks
 from .tasks.maps import Maps
-from .tracing import timeline
-from .tracing.trace import Trace
+from .tracing.trace import Trace, checked_path, table
 from .variables.collectives import Collectives, in_turn
 from .variables.registry import Variables
 from .variables.shared import MakesVariables
@@ -409,7 +408,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         Raises: InvalidType, InvalidValue for a path that cannot be written, or while another trace goes
         on.
         """
-        checked = None if path is None else timeline.checked_path(path)
+        checked = None if path is None else checked_path(path)
         self._trace = trace = self._engine.start_trace(checked)
         try:
             yield
@@ -428,7 +427,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
         Raises: UsageError if nothing was traced in this session.
         """
-        print(timeline.table(self._traced()))
+        print(table(self._traced()))
 
     def plot_timeline(self, path: str | os.PathLike[str] | None = None, calls: int = 10) -> Timeline:
         """Draw the last traced *calls*, a lane a rank, and write the picture to *path*, if given.
@@ -442,7 +441,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         NotAvailable without matplotlib.
         """
         trace = self._traced()
-        checked = None if path is None else timeline.checked_path(path)
+        checked = None if path is None else checked_path(path)
         count = checked_int(calls, "calls", 1)
         with descriptors_for("the timeline could not be drawn"):
             try:
@@ -538,7 +537,7 @@ def _traced_to(path: str | None) -> Path | None:
     if not path:
         return None
     try:
-        checked = timeline.checked_path(path)
+        checked = checked_path(path)
     except errors.InvalidValue as error:
         raise errors.InvalidValue(f"{TRACE}: {error}") from None
     number = next(_traced_sessions)

@@ -34,8 +34,7 @@ from ...memory.segment import Segment, undoing
 from ...memory.table import Versions
 from ...messages import Command, Exit, Release
 from ..progress import status_line
-from ..tracing.timeline import write
-from ..tracing.trace import Trace
+from ..tracing.trace import Trace, write
 from .directory import Directory
 from .nesting import check_alone, check_not_handling, goes_on, operation
 from .prompt import Prompt
