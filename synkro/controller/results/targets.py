@@ -33,8 +33,7 @@ from ..data.data import Data
 from ..data.outgoing import Placed
 from ..data.stored import StoredData
 from ..engine.engine import Engine
-from .transfer import Leaves, Outputs
-from .windows import Bytes, Windows, bytes_of, bytes_of_map, mapped_below
+from .transfer import Bytes, Leaves, Outputs, Windows, bytes_of, bytes_of_map, mapped_below
 
 _NESTED = (dict, tuple, list)
 
