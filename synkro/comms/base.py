@@ -20,8 +20,7 @@ from ..plan.split import split
 from ..values.arrays import Array
 from .agreement import Agreement
 from .members import Members
-from .ops import Operation
-from .records import Arrays, Record, given
+from .ops import Arrays, Operation, Record, given
 
 Read = Callable[[Record], Array]
 MESSAGE = Record("send or recv")

@@ -15,8 +15,7 @@ from ..devices.base import Device
 from ..values.arrays import Array
 from .base import MESSAGE, Communicator, Read
 from .direct import DirectCollectives, in_host_memory, on_gpu
-from .ops import OPERATIONS, Operation
-from .records import Arrays, Record, given
+from .ops import OPERATIONS, Arrays, Operation, Record, given
 
 if TYPE_CHECKING:
     from .peers import Peers
