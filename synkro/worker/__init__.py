@@ -16,7 +16,6 @@
     world        some of these ranks, with collectives of their own
     autograd     the gradients of collectives, for PyTorch's tensors
     objects      the objects that functions have brought along, on this worker
-    logs         what this process logs and warns of, sent to the main program
     terminal     what asks for input in a worker asks the user, and lines end with tasks
     variables    what commands do with the variables of one rank
     scene        what a function that has failed needs, copied for the main program
