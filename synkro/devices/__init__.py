@@ -7,7 +7,6 @@
     cpu        NumPy in the worker's own memory
     inputs     what a call is given, on its way to a GPU, and what of it stays there from call to call
     gathering  rows of host memory that a GPU fetches by itself
-    buffers    small pinned ones, for memory that a GPU cannot reach
     portions   arrays in pieces that fit into such a buffer
     window     device memory that other processes open
     pins       which host memory is pinned
