@@ -27,9 +27,8 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray  # noqa: F401
 
 from . import errors, here
 from .controller.calls.check import are_equal
-from .controller.calls.forms import MakesFunctions, make_function
+from .controller.calls.forms import MakesFunctions, make_function, teach_transfers
 from .controller.calls.function import Function  # noqa: F401
-from .controller.calls.graphs import teach_transfers
 from .controller.calls.replay import debug  # noqa: F401
 from .controller.data.attached import Ring
 from .controller.data.data import Data, MakesData  # noqa: F401

@@ -22,8 +22,7 @@ from ..plan.call import Region, aligned
 from ..values.arrays import checked_bool, checked_int, checked_seconds
 from .calls.background import Background
 from .calls.distribution import Distribution, Services
-from .calls.forms import MakesFunctions, as_method, make_function, signature_of_function
-from .calls.graphs import teach_transfers
+from .calls.forms import MakesFunctions, as_method, make_function, signature_of_function, teach_transfers
 from .calls.initializer import checked_initializer, prepared
 from .calls.replacement import Replacement
 from .data.attached import attach, make_ring

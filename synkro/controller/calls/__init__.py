@@ -3,7 +3,6 @@
 ::
 
     forms         the two forms of ``function()``: of a callable, and of a graph
-    graphs        functions of PyTensor graphs
     function      ``Function``: plan, run, collect
     planner       what one call is asked to do; from its arguments to its plan
     arguments     arguments on their way to the workers
