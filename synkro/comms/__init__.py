@@ -11,6 +11,7 @@
     hosts      the same where the ranks are on several hosts
     journal    what a rank changes in shared memory, for the mirrors on other hosts
     agreement  how the ranks check that all are in the same collective
+    records    what a rank shows the others when it enters a collective
     meeting    where the ranks of a call meet
     board      what each rank shows the others there
     members    the ranks that meet: all of a call, or those of one colour

@@ -15,7 +15,8 @@ from ..values.arrays import Code
 from ..values.cache import Unpickled
 from .board import KINDS
 from .meeting import Meeting
-from .ops import FOR_ANY_INT, Entry, Record, described, listed, manner
+from .ops import FOR_ANY_INT
+from .records import Entry, Record, described, listed, manner
 
 _NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 

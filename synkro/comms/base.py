@@ -20,7 +20,8 @@ from ..plan.split import split
 from ..values.arrays import Array
 from .agreement import Agreement
 from .members import Members
-from .ops import Arrays, Operation, Record, given
+from .ops import Operation
+from .records import Arrays, Record, given
 
 Read = Callable[[Record], Array]
 MESSAGE = Record("send or recv")

@@ -38,7 +38,8 @@ from ..errors import CollectiveError
 from ..plan.split import Span, split
 from ..values.arrays import Array, code_of
 from .base import Communicator
-from .ops import OPERATIONS, Arrays, ArrayType, Operation, Record, given, layout_of, pack, unpack
+from .ops import OPERATIONS, Operation
+from .records import Arrays, ArrayType, Record, given, layout_of, pack, unpack
 
 if TYPE_CHECKING:
     from .nccl import Link

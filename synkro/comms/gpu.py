@@ -15,7 +15,8 @@ from ..devices.base import Device
 from ..values.arrays import Array
 from .base import MESSAGE, Communicator, Read
 from .direct import DirectCollectives, in_host_memory, on_gpu
-from .ops import OPERATIONS, Arrays, Operation, Record, given
+from .ops import OPERATIONS, Operation
+from .records import Arrays, Record, given
 
 if TYPE_CHECKING:
     from .peers import Peers

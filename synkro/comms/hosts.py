@@ -27,7 +27,8 @@ from typing import NamedTuple
 from ..plan.split import split
 from ..values.arrays import Array
 from .journal import Journal
-from .ops import OPERATIONS, Arrays, Operation, Record, layout_of, reduce_share, unpack
+from .ops import OPERATIONS, Operation, reduce_share
+from .records import Arrays, Record, layout_of, unpack
 from .shm import ShmCommunicator
 
 _WHOLE_UP_TO = 1 << 14

@@ -28,18 +28,8 @@ from ..plan.call import aligned
 from ..plan.split import Span, split
 from ..values.arrays import Array
 from .base import Communicator
-from .ops import (
-    OPERATIONS,
-    Arrays,
-    ArrayType,
-    Operation,
-    Record,
-    as_vector,
-    given,
-    layout_of,
-    pack,
-    unpack,
-)
+from .ops import OPERATIONS, Operation
+from .records import Arrays, ArrayType, Record, as_vector, given, layout_of, pack, unpack
 
 
 class Portion(NamedTuple):

@@ -33,18 +33,8 @@ from .base import MESSAGE, Communicator, Read
 from .board import board_bytes
 from .journal import Journal
 from .meeting import Meeting
-from .ops import (
-    OPERATIONS,
-    Arrays,
-    Operation,
-    Record,
-    as_vector,
-    given,
-    layout_of,
-    pack,
-    reduce_share,
-    unpack,
-)
+from .ops import OPERATIONS, Operation, reduce_share
+from .records import Arrays, Record, as_vector, given, layout_of, pack, unpack
 
 _IN_PLACE_FROM = 1 << 14
 """Bytes from which an array that lies in the arena is read where it is rather than copied."""

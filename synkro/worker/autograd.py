@@ -31,7 +31,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ..comms.members import Members
-from ..comms.ops import Entry, Record
+from ..comms.records import Entry, Record
 from ..errors import InvalidType, UsageError, shown
 from ..plan.split import split
 from ..values.foreign import handed

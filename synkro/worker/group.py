@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from .. import here
 from ..comms.base import Communicator
 from ..comms.members import Members
-from ..comms.ops import FOR_ANY_INT, Entry, Operation, operation_named
+from ..comms.ops import FOR_ANY_INT, Operation, operation_named
+from ..comms.records import Entry
 from ..devices.base import Device
 from ..devices.cpu import CpuDevice
 from ..errors import CollectiveError, InvalidType, InvalidValue, UsageError, counted, shortened, shown
