@@ -3,7 +3,7 @@
 ::
 
     begin        what comes first: the worker ends with the main process
-    loop         receive a command, do it, reply
+    loop         receive a command, do it, reply; what this process logs goes to the main program
     rank         what one rank does: a handler for each command
     workspace    what one rank has: functions, variables, objects, memory, a device
     call         one call of one function on this rank's rows
