@@ -5,7 +5,7 @@
     cuda       a GPU, through CuPy
     gpus       which GPUs there are
     cpu        NumPy in the worker's own memory
-    inputs     what a call is given, on its way to a GPU, by pinned buffers too, and what of it stays there
+    inputs     what a call is given, on its way to a GPU, through buffers, too; what of it stays there
     gathering  rows of host memory that a GPU fetches by itself
     portions   arrays in pieces that fit into such a buffer
     window     device memory that other processes open
