@@ -18,8 +18,7 @@ from support.leftovers import children
 from synkro.comms.direct import NATIVE, REDUCTIONS, carrier, decode, encode
 from synkro.comms.ops import OPERATIONS, Operation
 from synkro.controller.placement.choice import Assignment, Room, choose
-from synkro.controller.placement.nccl import SOCKETS, nccl_environment, why_not_nccl
-from synkro.controller.placement.placement import Placement
+from synkro.controller.placement.placement import SOCKETS, Placement, nccl_environment, why_not_nccl
 from synkro.devices import gpus, pins
 from synkro.devices.base import Source
 from synkro.devices.gpus import Gpu, Visible
