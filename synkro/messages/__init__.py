@@ -41,17 +41,15 @@ Any command may be answered by Failed, and a reply that does not fit its place b
 
 ::
 
-    base       the bases, and the replies that any command may get
+    base       the bases, and the replies that any command may get; memory, long commands and replies
     life       how a session begins and ends, and its random generators
     objects    functions, and the objects that they bring along
     calls      calls and maps, and what becomes of their outputs
     variables  variables, and collectives over their replicas
-    transport  memory, long commands and long replies
 """
 
 from .base import *
 from .calls import *
 from .life import *
 from .objects import *
-from .transport import *
 from .variables import *
