@@ -40,10 +40,10 @@ from ..plan.extents import Partial, View
 from ..values.arrays import Array
 from ..values.cache import Unpickled
 from . import protocol
-from .compare import hello
 from .merging import HERE, Merging
 from .mirror import CurrentBytes
 from .parcels import Load, Piece, pack, size_of, unpack
+from .pool import hello
 from .relay import WireRelay
 from .seals import LostError
 from .tasks import RemoteTasks

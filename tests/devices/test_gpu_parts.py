@@ -25,7 +25,7 @@ from synkro.devices.gpus import Gpu, Visible
 from synkro.devices.pins import PINNED_FROM, Pins
 from synkro.devices.portions import fill, portions
 from synkro.errors import InvalidType, InvalidValue, NotAvailable
-from synkro.hosts.compare import unlike_gpus
+from synkro.hosts.pool import unlike_gpus
 
 pytestmark = pytest.mark.quick
 
