@@ -12,13 +12,7 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import (  # noqa: F401  names in the signatures of methods
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence  # noqa: F401  of methods
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, cast, overload
 

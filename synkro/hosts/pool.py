@@ -25,7 +25,7 @@ from ..devices.gpus import Visible, showing, visible
 from ..errors import HostLost, SessionError, WorkerDied, ranks_in_words
 from ..ipc.channel import Controller
 from ..ipc.descriptors import Inherited, send_descriptors
-from ..ipc.pool import STDERR, Note, WorkerPool
+from ..ipc.pool import STDERR, Environments, Note, WorkerPool
 from ..ipc.process import ProcessEnd
 from ..machine import available_cores, readable_bytes, search_path
 from . import protocol
@@ -311,9 +311,7 @@ class HostsPool(WorkerPool):
         self._pids: dict[int, int] = {}
         self._passed: Sequence[tuple[int, int]] = ()
 
-    def start(
-        self, environments: Sequence[dict[str, str]], board: int, note: Note | None = None
-    ) -> Controller:
+    def start(self, environments: Environments, board: int, note: Note | None = None) -> Controller:
         mpi = self._mpi
         beyond = tuple(map(mpi.unknown, environments))
         self._begin = self._begin._replace(board=board, environments=beyond)

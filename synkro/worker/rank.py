@@ -128,15 +128,15 @@ class Rank(Workspace):
             messages.Release: lambda command: None,
             messages.Distribute: self._load,
             messages.Renew: lambda command: self._take(command.parcel),
-            messages.Compare: self._compare,
+            messages.Compare: lambda c: messages.Compared(self.objects.compare(*self._held(c.parcel))),
             messages.Secure: self._safekeeping.secure,
             messages.Revert: self._safekeeping.revert,
             messages.Restore: partial(restore, self),
-            messages.Changes: self._survey,
+            messages.Changes: lambda c: messages.Changed(self.objects.survey(*self._held(c.parcel))),
             messages.Copy: self._copy_several,
             messages.Recover: lambda command: self.objects.recover(command.pickles),
-            messages.Fetch: self._copy,
-            messages.Replay: self._replay,
+            messages.Fetch: lambda c: self._copied(c, lambda: self.objects.copy(c.number)),
+            messages.Replay: lambda c: self._copied(c, lambda: replayed(self, c)),
             messages.Preserve: self._preserve,
             messages.Start: self._start,
             messages.Initialize: self._initialize,
@@ -229,7 +229,7 @@ class Rank(Workspace):
 
     def _take(self, parcel: messages.Parcel) -> None:
         functions, movable = self.objects.load(
-            parcel, self._memory(parcel), lambda done: self.report(Phase.LOADING, done)
+            *self._held(parcel), lambda done: self.report(Phase.LOADING, done)
         )
         self.draws.forget()
         self.device.welcome(movable)
@@ -245,34 +245,26 @@ class Rank(Workspace):
                     self._descriptors.release(number)
         self._tasks.work(command)
 
-    def _compare(self, command: messages.Compare) -> messages.Compared:
-        parcel = command.parcel
-        return messages.Compared(self.objects.compare(parcel, self._memory(parcel)))
-
-    def _survey(self, command: messages.Changes) -> messages.Changed:
-        parcel = command.parcel
-        return messages.Changed(self.objects.survey(parcel, self._memory(parcel)))
-
     def _copy_several(self, command: messages.Copy) -> messages.Copies:
         objects = self.objects
         lost = tuple(number for number in command.numbers if objects.pickle([number]) is None)
         found = objects.pickle([number for number in command.numbers if number not in lost])
         return messages.Copies(b"" if found is None else found.stream, lost)
 
-    def _copy(self, command: messages.Fetch) -> messages.Copied:
-        mine = self.number == command.rank
-        return messages.Copied(self.objects.copy(command.number) if mine else b"")
-
-    def _replay(self, command: messages.Replay) -> messages.Copied:
-        mine = self.number == command.rank
-        return messages.Copied(replayed(self, command) if mine else b"")
+    def _copied(
+        self, command: messages.Fetch | messages.Replay, copy: Callable[[], bytes]
+    ) -> messages.Copied:
+        """A copy that is made by the rank alone which the command names."""
+        return messages.Copied(copy() if self.number == command.rank else b"")
 
     def _preserve(self, command: messages.Preserve) -> None:
         self.group.check(command.keep)
         self.objects.preserve(command, self.variables.values())
 
-    def _memory(self, parcel: messages.Parcel) -> memoryview:
-        return memoryview(b"") if parcel.segment is None else self.segments.memory(parcel.segment).data
+    def _held(self, parcel: messages.Parcel) -> tuple[messages.Parcel, memoryview]:
+        """A parcel, and the memory of its segment."""
+        number = parcel.segment
+        return parcel, memoryview(b"") if number is None else self.segments.memory(number).data
 
     def _storing(self, command: messages.Store) -> Callable[[], Reply]:
         places = [(p.leaf, p.piece, self.array(p.region)) for p in command.placements[self.number]]
