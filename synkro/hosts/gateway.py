@@ -33,7 +33,7 @@ from ..ipc.proxy import Order, Proxy
 from ..ipc.waiting import Condition, Nap, spin
 from ..memory.files import Likeness, likeness
 from ..memory.mapping import map_file
-from ..memory.table import SegmentTable
+from ..memory.segment import SegmentTable
 from ..messages import Attach, Command, Housekeeping, Phase, Start, Work
 from ..plan.call import Access
 from ..plan.extents import Partial, View

@@ -2,8 +2,8 @@
 
 ::
 
-    segment     anonymous shared memory, reserved when it is created
-    table       from a segment's number to its memory, and to its version, which tells what has changed
+    segment     anonymous shared memory, reserved when it is created; from its number to its memory,
+                and to its version, which tells what has changed
     arena       memory that the workers share with each other
     mapping     how memory is mapped, and its huge pages
     files       which file a memory-mapped array maps

@@ -30,8 +30,7 @@ from ...ipc.process import ProcessEnd
 from ...ipc.waiting import Condition, Deadline, clock
 from ...machine import disown_in_children
 from ...memory.interrupts import uninterrupted
-from ...memory.segment import Segment, undoing
-from ...memory.table import Versions
+from ...memory.segment import Segment, Versions, undoing
 from ...messages import Command, Exit, Release
 from ..progress import status_line
 from ..tracing.trace import Trace, write
