@@ -183,26 +183,24 @@ class Session(contextlib.AbstractContextManager["Session"]):
         engine.at_close.callback(segment.close)  # until then workers know it, and keep it pinned
         outbox = Region(segment.number, 0, (engine.size, share), "|u1")
         token = os.urandom(8).hex()  # no other session has the same
-        gpus, profiles = None, None
+        gpus, paths = None, None
         versions = None if engine.versions is None else engine.versions.region
         if placement.gpus:
             engine.channel.wait_for_gpus()
             gpus = Gpus(placement.indices, placement.linked, placement.preallocate, placement.near)
         if profiled:
-            profiles = tuple(
+            paths = tuple(
                 os.path.abspath(f"synkro-{pid}-{token}-rank{rank}.prof")  # which nobody can guess
                 for rank, pid in enumerate(engine.workers.pids)
             )
             engine.say(
-                f"Synkro: the workers write profiles when they end: {', '.join(profiles)} "
+                f"Synkro: the workers write profiles when they end: {', '.join(paths)} "
                 f"(python -m pstats FILE shows one)"
             )
         cores = tuple(assignment.core for assignment in placement.assignments)
         master = self.master_rank
         seeded, seed = seed is not None, _seed(seed)
-        start = Start(
-            token, seed, seeded, master, outbox, cores, gpus, profiles, engine.verbose, versions
-        )
+        start = Start(token, seed, seeded, master, outbox, cores, gpus, paths, engine.verbose, versions)
         replies = self._ready(start, start_timeout, began)
         problem = placement.problem or replies[0].problem
         outputs = Outputs(engine, segment.array(outbox), bool(placement.gpus) and not problem)
@@ -264,9 +262,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self.close()
 
     def __repr__(self) -> str:
-        return (
-            f"<synkro.Session of {errors.counted(self.n_parallel, 'worker')}, {self.state.name.lower()}>"
-        )
+        workers = errors.counted(self.n_parallel, "worker")
+        return f"<synkro.Session of {workers}, {self.state.name.lower()}>"
 
     # ── data and functions ───────────────────────────────────────────────────────────────────────
 

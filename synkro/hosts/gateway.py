@@ -8,7 +8,6 @@ they have answered.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import mmap
@@ -19,6 +18,7 @@ import statistics
 import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from contextlib import closing, suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -289,7 +289,7 @@ class GatewaySession:
     def hear_late(self, message: object) -> None:
         """A message of a leader's has come that is at its end."""
         if isinstance(message, protocol.Printed):
-            with contextlib.suppress(OSError):  # the main process is gone
+            with suppress(OSError):  # the main process is gone
                 self._printed.send(message)
 
     def _answered(self, host: int, answered: protocol.Answered) -> None:
@@ -393,12 +393,7 @@ class Gateway:
 
         Raises: LostError if a host is lost: the main process knows, and has hung up.
         """
-        with (
-            contextlib.closing(main.descriptors),
-            main.printed,
-            main.asks,
-            contextlib.suppress(EOFError, ConnectionError),
-        ):
+        with closing(main.descriptors), main.printed, main.asks, suppress(EOFError, ConnectionError):
             while not isinstance(question := self._heard(main.asks), protocol.Begin | protocol.End):
                 main.asks.send(self._answer(question))
             if isinstance(question, protocol.Begin):
@@ -425,14 +420,14 @@ class Gateway:
     def _work(self, begin: protocol.Begin, main: MainProcess) -> None:
         """Serve a session until its end, or until a host is lost: then all is up to the main process."""
         try:
-            with contextlib.closing(GatewaySession(self._wire, main, begin)) as session:
+            with closing(GatewaySession(self._wire, main, begin)) as session:
                 self._wire.tell_all(begin)
-                with contextlib.suppress(EOFError, ConnectionError):
+                with suppress(EOFError, ConnectionError):
                     self._pass_on(begin, main.asks, session)
                 self._wire.tell_all(protocol.End())
                 self._wire.part(session.hear_late)
         except LostError as error:
-            with contextlib.suppress(EOFError, OSError):
+            with suppress(EOFError, OSError):
                 main.asks.send(error)
                 main.asks.recv()
             raise

@@ -371,19 +371,17 @@ class Launch(MpiHosts):
 
 def _outcome(command: Sequence[str], patience: float) -> tuple[int | None, str]:
     """The exit status of a command, or None if it takes longer; and the end of what is on its stderr."""
-    with tempfile.TemporaryFile() as errors:  # a pipe would be read as long as somebody writes
+    with tempfile.TemporaryFile() as said:  # a pipe would be read as long as somebody writes
         null = subprocess.DEVNULL
-        process = subprocess.Popen(
-            command, stdin=null, stdout=null, stderr=errors, start_new_session=True
-        )
+        process = subprocess.Popen(command, stdin=null, stdout=null, stderr=said, start_new_session=True)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(patience)
         status = process.returncode
         if status is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        start = max(0, os.fstat(errors.fileno()).st_size - _LAST_WORDS)
-        return status, os.pread(errors.fileno(), _LAST_WORDS, start).decode(errors="replace")
+        start = max(0, os.fstat(said.fileno()).st_size - _LAST_WORDS)
+        return status, os.pread(said.fileno(), _LAST_WORDS, start).decode(errors="replace")
 
 
 Check = Callable[[Sequence[Host]], None] | None

@@ -30,12 +30,8 @@ MERGE = "merge"
 """Stands on the workers for a function ``op(a, b)`` of the user's, which runs in the main process."""
 
 
-WHOLE: dict[str, Callable[[int, int], int]] = {
-    "sum": operator.add,
-    "prod": operator.mul,
-    "max": max,
-    "min": min,
-}
+Whole = Callable[[int, int], int]
+WHOLE: dict[str, Whole] = {"sum": operator.add, "prod": operator.mul, "max": max, "min": min}
 """The operations that merge Python's integers as what they are: with any number of digits."""
 
 

@@ -16,17 +16,8 @@ from ..messages import Done, Leaf, Piece
 from ..packing.pickles import INTEGER, check_cause
 from ..plan import outputs as plans
 from ..plan.call import aligned
-from ..values.arrays import (
-    Array,
-    code_of,
-    is_fixed,
-    is_numeric,
-    is_of_own_class,
-    longer,
-    lost_in,
-    native,
-    plain,
-)
+from ..values import arrays
+from ..values.arrays import Array
 from ..values.foreign import columns_of, host_array, is_key, is_on_gpu, is_table, library_of, offers
 from ..values.variable import Variable
 
@@ -180,7 +171,8 @@ class Merger:
             self.leaves[index] = self._merged(index, int(array))
             return
         if array.dtype != self.dtypes[index] and self.modes[index] not in (None, plans.MERGE):
-            both = longer(self.dtypes[index], array.dtype) if self.modes[index] == "gather" else None
+            gathers = self.modes[index] == "gather"
+            both = arrays.longer(self.dtypes[index], array.dtype) if gathers else None
             if both is None:
                 known = self.dtypes[index].newbyteorder("=")
                 what = f"dtype {known} for one slice, {array.dtype} for another"
@@ -191,7 +183,7 @@ class Merger:
             if mode in ("gather", "keep") and array.ndim == 0:
                 what = f'"{mode}" concatenates rows, got a scalar: return an array, or say outputs=None'
                 raise self._error(self.tree, index, what)
-            if mode == "keep" and device.xp is not np and not is_numeric(array.dtype):
+            if mode == "keep" and device.xp is not np and not arrays.is_numeric(array.dtype):
                 what = f'GPUs do not have {array.dtype}, so they cannot keep it: say outputs="gather"'
                 raise self._error(self.tree, index, what)
             if self._several:
@@ -274,11 +266,8 @@ class Layout:
         return self.done
 
     def _arrange(self, merger: Merger, outbox: NDArray[np.uint8]) -> None:
-        pieces = [
-            (mode, array)
-            for mode, arrays in zip(merger.modes, merger.leaves, strict=True)
-            for array in arrays
-        ]
+        listed = zip(merger.modes, merger.leaves, strict=True)
+        pieces = [(mode, array) for mode, leaf in listed for array in leaf]
         # Reduced leaves first: they have one size on all ranks, so that they get the same place.
         order = sorted(range(len(pieces)), key=lambda number: pieces[number][0] not in OPERATIONS)
         offsets: list[int | None] = [None] * len(pieces)
@@ -294,9 +283,9 @@ class Layout:
         self.keeps = None in offsets
         places = iter(offsets)
         leaves = []
-        for dtype, arrays in zip(merger.dtypes, merger.leaves, strict=True):
-            laid = [Piece(array.shape, code_of(array.dtype), next(places)) for array in arrays]
-            leaves.append(Leaf(code_of(dtype), tuple(laid)))
+        for dtype, leaf in zip(merger.dtypes, merger.leaves, strict=True):
+            laid = [Piece(array.shape, arrays.code_of(array.dtype), next(places)) for array in leaf]
+            leaves.append(Leaf(arrays.code_of(dtype), tuple(laid)))
         self.done = Done(merger.tree, tuple(leaves))
 
 
@@ -305,12 +294,12 @@ def _is_pickled(value: Any, mode: str | None) -> bool:
 
     Python's own numbers reach the user's operation as they are: integers have any number of digits.
     """
-    if mode in (plans.MERGE, None) and is_of_own_class(value):
+    if mode in (plans.MERGE, None) and arrays.is_of_own_class(value):
         return True  # it stays what it is
     if mode == plans.MERGE:
         return type(value) in (bool, int, float, complex) or not _is_array(value)
     if mode is None:
-        fixed = type(value) is np.ndarray and is_fixed(value.dtype)
+        fixed = type(value) is np.ndarray and arrays.is_fixed(value.dtype)
         return not (fixed or _is_array(value))
     return type(value) is list and mode == "gather"
 
@@ -335,9 +324,9 @@ def _check_no_table(value: Any, mode: str | None) -> None:
 def _is_array(value: Any) -> bool:
     """Whether *value* is an array or a number; not a table, say, which could become one."""
     if isinstance(value, np.ndarray):
-        return is_numeric(value.dtype) and not lost_in(value)
+        return arrays.is_numeric(value.dtype) and not arrays.lost_in(value)
     if isinstance(value, _NUMBERS):
-        return is_numeric(np.asarray(value).dtype)
+        return arrays.is_numeric(np.asarray(value).dtype)
     known = isinstance(value, Variable) or library_of(value) is not None
     return (known or is_on_gpu(value)) and not is_key(value)
 
@@ -381,12 +370,12 @@ def _output(value: Any, mode: str | None = None) -> Array:
     Raises: OutputError for what is no array and no number, or of a dtype that *mode* does not take.
     """
     array: Array = value if type(value) is np.ndarray else _as_array(value, mode)
-    if is_fixed(array.dtype):
+    if arrays.is_fixed(array.dtype):
         operation = OPERATIONS.get(mode or "")
         refusal = operation.refusal(array.dtype) if operation else ""
         if refusal:
             raise OutputError(f'{refusal}. "gather", "keep" and outputs=None take it.')
-        return native(array)
+        return arrays.native(array)
     if isinstance(value, int):
         raise OutputError(
             f"an int of {value.bit_length()} bits does not fit the 64 bits of NumPy's. Return float(…), "
@@ -409,7 +398,7 @@ def _as_array(value: Any, mode: str | None) -> Array:
         array: Array = value  # on this worker's GPU, where it stays
         return array
     if offers(value, "__array__"):
-        array, lost = plain(value)
+        array, lost = arrays.plain(value)
         if lost:
             raise OutputError(
                 f"{shortened(value)}, would lose {lost} With outputs=None, or a function op(a, b), it "

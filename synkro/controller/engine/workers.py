@@ -71,11 +71,9 @@ class Post:
             raise InternalError(f"{len(news.housekeeping)} bytes of housekeeping do not fit the block.")
         with uninterrupted():  # so that the directory says what the workers have
             for rank in ranks if news.new else ():
-                new = [
-                    (s.number, s.fd) for s, _ in news.new.values() if not directory.has(rank, s.number)
-                ]
+                lacking = [s for s, _ in news.new.values() if not directory.has(rank, s.number)]
                 try:
-                    self._pool.pass_descriptors(rank, new)
+                    self._pool.pass_descriptors(rank, [(s.number, s.fd) for s in lacking])
                 except TimeoutError:
                     raise self.late([rank], SOCKET_PATIENCE) from None
             hand_over(payload, news.housekeeping)

@@ -283,12 +283,10 @@ def reached(
     while stack:
         known = stack.pop()
         now, before = changed.get(known), known.contents or {}
-        entries = known.inner
+        held = known.inner
         if now is not None:
-            entries = {
-                k: v for k, v in entries.items() if k not in before or alike(before[k], now.get(k))
-            }
-        inner = set(chain.from_iterable(entries.values())) - found
+            held = {k: v for k, v in held.items() if k not in before or alike(before[k], now.get(k))}
+        inner = set(chain.from_iterable(held.values())) - found
         found |= inner
         stack += inner
     return found

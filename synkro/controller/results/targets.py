@@ -176,9 +176,8 @@ class OpenTargets:
         targets = {}
         for index, (path, target) in enumerate(list(_by_leaf(self.nested, tree, "", name))):
             if target is not None:
-                target.check(
-                    outputs[index], f"output{errors.cut(path)} of the function {name!r}", foreseen
-                )
+                called = f"output{errors.cut(path)} of the function {name!r}"
+                target.check(outputs[index], called, foreseen)
                 targets[index] = target
         return targets
 

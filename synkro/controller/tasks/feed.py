@@ -449,9 +449,8 @@ class Feed:
             self._pickler = values
             stream, count, by_us = found
             rest = items.part(count)
-            self._publish(
-                items.part(0, count) if rest else items, Pickles(TOGETHER, [stream], by_us), values
-            )
+            some = items.part(0, count) if rest else items
+            self._publish(some, Pickles(TOGETHER, [stream], by_us), values)
             self._read_again(rest)
             return
         pending: list[Arguments] = []

@@ -313,14 +313,12 @@ class Map:
             ranks = self._engine.everyone.ranks
             item = first_failure(replies, ranks)[1].item
             where = "" if item is None else f" at {self._outcomes.called(item)}"
-            self._outcomes.fail(
-                item, worker_error(replies, ranks, self._engine.workers.pool.host_of, where)
-            )
+            host_of = self._engine.workers.pool.host_of
+            self._outcomes.fail(item, worker_error(replies, ranks, host_of, where))
         if self._outcomes.failure is not None:  # what comes before it is wanted, if it is read in order
             self._pending = self._pending or self._feed.pending()
-            self._feed.end_before(
-                self._outcomes.failed_at if self._collected.order is ResultOrder.KEPT else 0
-            )
+            in_order = self._collected.order is ResultOrder.KEPT
+            self._feed.end_before(self._outcomes.failed_at if in_order else 0)
 
     def _show(self) -> None:
         if self._progress is not None:
