@@ -139,9 +139,8 @@ class Journal:
     def _write(self, what: int, at: int, value: int, host: int) -> None:
         with atomic:
             written, counts = self._written, self._counts
-            if (
-                written - counts[_TAIL] >= ENTRIES
-            ):  # wait until the relay has read, which waits for no rank
+            if written - counts[_TAIL] >= ENTRIES:
+                # wait until the relay has read: it never waits for a rank
                 while not spin(lambda: written - counts[_TAIL] < ENTRIES):
                     time.sleep(_NAP)
             ENTRY.pack_into(self._entries, written % ENTRIES * ENTRY.size, what, at, value, host)

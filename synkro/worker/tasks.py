@@ -33,15 +33,8 @@ from .workspace import Workspace
 Columns = list[list[Any]]  # of items, by argument
 
 _LOOKED_AT = (
-    kinds.DICT,
-    kinds.SEQUENCE,
-    kinds.INSTANCE,
-    kinds.STATEFUL,
-    kinds.TENSOR,
-    kinds.CLASS,
-    kinds.FUNCTION,
-    kinds.NAME,
-    kinds.GENERATOR,
+    *(kinds.DICT, kinds.SEQUENCE, kinds.INSTANCE, kinds.STATEFUL, kinds.TENSOR),
+    *(kinds.CLASS, kinds.FUNCTION, kinds.NAME, kinds.GENERATOR),
 )
 _LOOKED_INTO = 1 << 27  # bytes of a table up to which it is looked into: that takes 0.1 s
 _KEPT = 1 << 24  # bytes of tensors and tables of which a map keeps what they held, to put it back
@@ -641,9 +634,8 @@ class _State:
                 f"synk.rng() in the function: it is the item's own. Or put a seed into each item, and "
                 f"draw from np.random.default_rng(seed)."
             )
-        inside = (
-            shared.kind in (kinds.DICT, kinds.SEQUENCE) and "." in shared.path
-        )  # what a flat copy would share
+        holds = shared.kind in (kinds.DICT, kinds.SEQUENCE)
+        inside = holds and "." in shared.path  # what a flat copy would share
         copier = f"copy.{'deepcopy' if inside else 'copy'}(…)"
         return InvalidValue(
             f"the function {self._name!r} changes {shared.path}{at}. Each worker has its own, which "
