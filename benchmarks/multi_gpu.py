@@ -41,7 +41,7 @@ from typing import Any
 import numpy as np
 
 import synkro
-from synkro.controller.placement.nccl import why_not_nccl
+from synkro.controller.placement.placement import why_not_nccl
 from synkro.devices.gpus import visible
 from synkro.machine import readable_bytes
 

@@ -57,18 +57,8 @@ __version__ = "0.2.0"
 
 __all__ = ["Session", "close", "fork", "get_n_gpu"]
 __all__ += ["Data", "Ring", "RingWriter", "StoredData", "attach", "data", "ring"]
-__all__ += [
-    "Executor",
-    "Function",
-    "as_completed",
-    "distribute",
-    "fetch",
-    "function",
-    "imap",
-    "map",
-    "push",
-    "transfer",
-]
+__all__ += ["Executor", "Function", "as_completed", "distribute", "fetch", "function"]
+__all__ += ["imap", "map", "push", "transfer"]
 __all__ += ["Shared", "get_lengths", "get_shapes", "get_value", "load", "place", "save", "set_value"]
 __all__ += ["all_gather", "all_reduce", "broadcast", "gather", "reduce", "scatter", "shared"]
 __all__ += ["World", "all_to_all", "barrier", "exchange", "recv", "reduce_scatter", "send", "split"]

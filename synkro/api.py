@@ -12,24 +12,17 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import (  # noqa: F401  names in the signatures of methods
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence  # noqa: F401  of methods
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, cast, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray  # noqa: F401
 
-from . import here
+from . import errors, here
 from .controller.calls.check import are_equal
-from .controller.calls.forms import MakesFunctions, make_function
+from .controller.calls.forms import MakesFunctions, make_function, teach_transfers
 from .controller.calls.function import Function  # noqa: F401
-from .controller.calls.graphs import teach_transfers
 from .controller.calls.replay import debug  # noqa: F401
 from .controller.data.attached import Ring
 from .controller.data.data import Data, MakesData  # noqa: F401
@@ -40,16 +33,6 @@ from .controller.session import Session
 from .controller.tasks.forms import IteratesTasks, RunsTasks
 from .controller.variables.shared import MakesVariables, Shared  # noqa: F401
 from .devices.gpus import visible
-from .errors import (
-    InvalidType,
-    InvalidValue,
-    NotForked,
-    UsageError,
-    check_keywords,
-    cut,
-    folded,
-    shortened,
-)
 from .machine import importing
 from .memory.ring import RingWriter
 from .values.arrays import checked_seconds
@@ -70,12 +53,12 @@ teach_transfers()
 def current_session(verb: str) -> Session:
     """The session that ``synkro.verb()`` is for.  Raises: NotForked, UsageError."""
     if here.rank is not None:
-        raise UsageError(
+        raise errors.UsageError(
             f"{verb}() was called inside a worker: a function that runs on the workers is plain array "
             f"code; call Synkro's functions in the main program."
         )
     if here.session is None:
-        raise NotForked(
+        raise errors.NotForked(
             f"there are no workers yet for {verb}(): call synkro.fork() first. (A Session of your own "
             f"has methods of these names.)"
         )
@@ -89,7 +72,7 @@ def _group() -> Group | None:
         return cast("Group | None", here.group.get())
     in_function = threading.current_thread() is threading.main_thread() or in_backward()
     if not in_function or os.getpid() != rank.pid:
-        raise UsageError(
+        raise errors.UsageError(
             "a collective, or rng(), was called from a thread, or a process, that the function has "
             "started: call it from the function itself."
         )
@@ -100,7 +83,7 @@ def current_group(verb: str) -> Group:
     """The ranks of the running call, for ``synkro.verb()``.  Raises: UsageError in the main program."""
     group = _group()
     if group is None:
-        raise UsageError(
+        raise errors.UsageError(
             f"{verb}() is for use inside a function that runs on the workers; this is the main program."
         )
     return group
@@ -119,8 +102,7 @@ def _without_self(method: Callable[..., Any]) -> inspect.Signature:
 def _bare(signature: inspect.Signature) -> inspect.Signature:
     """*signature* without its types."""
     empty = inspect.Parameter.empty
-    parameters = [p.replace(annotation=empty) for p in signature.parameters.values()]
-    return inspect.Signature(parameters)
+    return inspect.Signature([p.replace(annotation=empty) for p in signature.parameters.values()])
 
 
 def _taking(
@@ -152,11 +134,11 @@ def _forwarded(
         try:
             try:
                 return method(current(name), *args, **kwargs)
-            except (TypeError, NotForked):
+            except (TypeError, errors.NotForked):
                 check_arguments(name, inspect.signature(forward), args, kwargs)
                 raise
         except BaseException as error:
-            raise folded(error)  # noqa: B904  it is the same one
+            raise errors.folded(error)  # noqa: B904  it is the same one
 
     forward.__name__ = forward.__qualname__ = name
     return forward
@@ -168,12 +150,12 @@ def check_arguments(
     """Raises: InvalidType for arguments that the function *name* does not take; *form* says which."""
     parameters = signature.parameters
     if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
-        check_keywords(f"{name}()", kwargs, parameters, f"use it {form}." if form else "")
+        errors.check_keywords(f"{name}()", kwargs, parameters, f"use it {form}." if form else "")
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
         hint = f": use it {form}" if form else ""
-        raise InvalidType(f"{name}() {cut(str(error))}{hint}.") from None
+        raise errors.InvalidType(f"{name}() {errors.cut(str(error))}{hint}.") from None
 
 
 # ── functions that are methods of the current session ────────────────────────────────────────────────
@@ -269,7 +251,7 @@ def _check_alike(asked: dict[str, Any]) -> None:
     """Raises: UsageError if *asked* are other arguments than those of the last ``fork()``."""
     other = [name for name, value in asked.items() if not are_equal(here.asked.get(name), value)]
     if other:
-        raise UsageError(
+        raise errors.UsageError(
             f"fork() was called already, with another {other[0]}=, and its workers are running: call "
             f"close() first, or make a second Session."
         )
@@ -342,12 +324,12 @@ def ring(
     if slots is None and shape is None and dtype is None:
         return RingWriter(shm_name, timeout, any_owner)
     if slots is None or shape is None:
-        raise InvalidValue(
+        raise errors.InvalidValue(
             "ring() takes slots= and shape= in the program that reads, and neither in the one that "
             "writes."
         )
     if any_owner:
-        raise InvalidValue(
+        raise errors.InvalidValue(
             "any_owner= is for the program that opens a ring: the one that reads makes it, for its user."
         )
     return _made_ring(shm_name, slots, shape, np.float64 if dtype is None else dtype, timeout)
@@ -360,7 +342,7 @@ def _function(*args: Any, **kwargs: Any) -> Any:
     try:
         return make_function(lambda verb: current_session(verb).services, *args, **kwargs)
     except BaseException as error:
-        raise folded(error)  # noqa: B904  it is the same one
+        raise errors.folded(error)  # noqa: B904  it is the same one
 
 
 _function.__name__ = _function.__qualname__ = "function"
@@ -409,9 +391,9 @@ def as_completed(futures: Iterable[Future[R]], timeout: float | None = None) -> 
     """
     several = list(futures) if isinstance(futures, Iterable) else [None]
     if not all(isinstance(future, Future) for future in several):
-        raise InvalidType(
+        raise errors.InvalidType(
             f"as_completed() takes a list of the futures that submit() returns; got "
-            f"{shortened(futures)}."
+            f"{errors.shortened(futures)}."
         )
     seconds = None if timeout is None else checked_seconds(timeout, "timeout")
     return concurrent.futures.as_completed(several, seconds)
@@ -443,12 +425,12 @@ def _in_two_places(
                 if group is not None:
                     return inside(group, *args, **kwargs)
                 return method(current_session(name), *args, **kwargs)
-            except (TypeError, NotForked):
+            except (TypeError, errors.NotForked):
                 place = int(group is not None)
                 check_arguments(name, signatures[place], args, kwargs, where[place])
                 raise
         except BaseException as error:
-            raise folded(error)  # noqa: B904  it is the same one
+            raise errors.folded(error)  # noqa: B904  it is the same one
 
     collective.__name__ = collective.__qualname__ = name
     collective.__dict__["__signature__"] = signatures[0]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import synkro
-from synkro.controller.placement.nccl import SOCKETS
+from synkro.controller.placement.placement import SOCKETS
 from synkro.machine import readable_bytes
 
 from ..common import Side, paired, readable

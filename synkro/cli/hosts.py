@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from ..errors import SynkroError
-from ..hosts.compare import gpu_versions
 from ..hosts.launch import reached
-from ..hosts.pool import MpiHosts
+from ..hosts.pool import MpiHosts, gpu_versions
 from ..hosts.protocol import Distance, Distances, Reach
 from .doctor import Finding
 

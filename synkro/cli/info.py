@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..devices import gpus
 from ..devices.cpu import THREAD_VARIABLES
-from ..hosts.compare import gpu_versions
+from ..hosts.pool import gpu_versions
 from ..machine import available_cores, available_memory, cpu_name, readable_bytes, start
 from ..memory.keeper import SHM_FOLDER
 

@@ -157,9 +157,7 @@ class Communicator(ABC):
 
     # ── reductions ───────────────────────────────────────────────────────────────────────────────
 
-    def all_reduce(
-        self, arrays: Arrays, operation: Operation, weight: float, names: str = ""
-    ) -> list[Array]:
+    def all_reduce(self, arrays: Arrays, operation: Operation, weight: float, names: str = "") -> Arrays:
         """Reduce each array over the ranks, in rank order; shapes and dtypes are the same on all.
 
         In a mean, a rank's arrays count *weight* times.  *names* describes the arrays; it has to be the
@@ -174,9 +172,7 @@ class Communicator(ABC):
             for array, result in zip(arrays, self.all_reduce(arrays, operation, 1), strict=True):
                 array[...] = result
 
-    def reduce(
-        self, arrays: Arrays, operation: Operation, weight: float, root: int
-    ) -> list[Array] | None:
+    def reduce(self, arrays: Arrays, operation: Operation, weight: float, root: int) -> Arrays | None:
         """Reduce each array as ``all_reduce`` does; only *root* gets the results."""
         record = Record("reduce", operation.name, root, weight, given(arrays))
         results = self.reduced(record, arrays)

@@ -114,8 +114,7 @@ class Links:
         if problem and link is not None:
             link.abort()
         self._made += 1
-        made = self._host.all_reduce([np.array(self._made)], OPERATIONS["max"], 1)
-        self._made = int(made[0])
+        self._made = int(self._host.all_reduce([np.array(self._made)], OPERATIONS["max"], 1)[0])
         known = (_IMPOSSIBLE, None) if problem else (self._made, link)
         self._known[self._meeting.members.ranks] = known
         return problem

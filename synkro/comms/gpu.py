@@ -70,9 +70,7 @@ class GpuCommunicator(DirectCollectives):
         _, theirs = self.agreement.records
         return self.to_device(array) if theirs.on_gpu and in_host_memory(array) else array
 
-    def all_reduce(
-        self, arrays: Arrays, operation: Operation, weight: float, names: str = ""
-    ) -> list[Array]:
+    def all_reduce(self, arrays: Arrays, operation: Operation, weight: float, names: str = "") -> Arrays:
         hosted = [array for array in arrays if in_host_memory(array)]
         if not hosted or len(hosted) == len(arrays):
             return super().all_reduce(arrays, operation, weight, names)

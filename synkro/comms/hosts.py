@@ -155,8 +155,7 @@ class HostsCommunicator(ShmCommunicator):
         # ranks merge; what this rank merges is read by nobody else since the step
         for part in parts:
             stages = sources[part.vector]
-            into = stages[self.place][part.start : part.stop]
-            self._merge(operation, divisor, stages, part, into)
+            self._merge(operation, divisor, stages, part, stages[self.place][part.start : part.stop])
             for group in self._groups():
                 if record.root == -1 or group.start <= record.root < group.stop:
                     self._show(sources, part, group.host)

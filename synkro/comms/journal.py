@@ -140,18 +140,15 @@ class Journal:
         with atomic:
             written, counts = self._written, self._counts
             if written - counts[_TAIL] >= ENTRIES:
-                self._wait_for_room()
+                # wait until the relay has read: it never waits for a rank
+                while not spin(lambda: written - counts[_TAIL] < ENTRIES):
+                    time.sleep(_NAP)
             ENTRY.pack_into(self._entries, written % ENTRIES * ENTRY.size, what, at, value, host)
             self._fence()  # the entry, and what it tells of, before the count
             self._written = counts[_HEAD] = written + 1
             self._fence()  # the count before the load of whether the relay sleeps
             if self._bed[0]:
                 os.eventfd_write(self._wake_relay, 1)
-
-    def _wait_for_room(self) -> None:
-        """Wait until the relay has read: it never waits for a rank."""
-        while not spin(lambda: self._written - self._counts[_TAIL] < ENTRIES):
-            time.sleep(_NAP)
 
 
 def shared_words(memory: memoryview, at: int, journal: Journal | None) -> Words:

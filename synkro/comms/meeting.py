@@ -223,8 +223,7 @@ class Meeting:
         This one is among them.  None if there are none.
         """
         if ranks[:1] == (self.rank,):
-            memory = self._boards[-1].data.cast("B").cast("Q")
-            name(shared_words(memory, at, self._journal), ranks)
+            name(shared_words(self._boards[-1].data.cast("B").cast("Q"), at, self._journal), ranks)
         else:
             self._blank = self._boards.pop()
         self.part()

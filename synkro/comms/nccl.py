@@ -146,8 +146,7 @@ class Link:
         # NCCL waits for the others in C, uninterruptibly: so a thread does it, which can be abandoned
         threading.Thread(target=create, name="synkro-nccl", daemon=True).start()
         near = os.environ.get("NCCL_SOCKET_IFNAME") == "lo" and "NCCL_HOSTID" not in os.environ
-        grace = _GRACE if near else _SLOW_GRACE
-        deadline = _Deadline(PATIENCE, grace, meeting.overtaken)
+        deadline = _Deadline(PATIENCE, _GRACE if near else _SLOW_GRACE, meeting.overtaken)
         try:
             while not concurrent.futures.wait([made], _CHECKED).done:
                 if deadline.passed():

@@ -194,8 +194,7 @@ class Peers:
     def exchanged(self, kind: str, arrays: Sequence[Any], root: int) -> list[Array] | None:
         """Rows of every rank's contiguous arrays, on *root* or, if it is -1, on all ranks."""
         record = Record(kind, root=root, given=given(arrays))
-        plan = _plan(record)
-        records = self._enter(record, arrays, plan)
+        records = self._enter(record, arrays, _plan(record))
         self._agreement.check_fit(records)
         if _any_lacks_memory(records):
             self._meeting.part()

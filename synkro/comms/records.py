@@ -67,8 +67,7 @@ def _cached_layout(given: tuple[ArrayType, ...], op: str) -> FlatLayout:
         start = sizes.setdefault(partial, 0)
         sizes[partial] += prod(shape)
         places.append((list(sizes).index(partial), start, sizes[partial]))
-    vectors = [((size,), partial) for partial, size in sizes.items()]
-    return FlatLayout(tuple(vectors), tuple(places))
+    return FlatLayout(tuple([((size,), partial) for partial, size in sizes.items()]), tuple(places))
 
 
 def given(arrays: Arrays) -> tuple[ArrayType, ...]:

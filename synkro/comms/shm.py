@@ -247,9 +247,7 @@ class ShmCommunicator(Communicator):
             self._stage = np.empty(0, np.uint8)  # freed before more is asked for
             self._stage = self._arena.empty((needed,), np.uint8)
         starts = accumulate(sizes, initial=0)
-        return [
-            np.ndarray(*each, self._stage, start) for each, start in zip(types, starts, strict=False)
-        ]
+        return [np.ndarray(*each, self._stage, at) for each, at in zip(types, starts, strict=False)]
 
     def _shown(self, arrays: Arrays) -> tuple[int, ...]:
         """Where all can see *arrays*: large ones of the arena where they are, others staged."""
@@ -283,6 +281,5 @@ class ShmCommunicator(Communicator):
             return result
         if first.ndim == 0:
             pieces = [piece.reshape(1) for piece in pieces]
-        rows = sum(len(piece) for piece in pieces)
-        result = make((rows, *pieces[0].shape[1:]), first.dtype)
+        result = make((sum(len(piece) for piece in pieces), *pieces[0].shape[1:]), first.dtype)
         return np.concatenate(pieces, axis=0, out=result)

@@ -12,19 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
-from .. import here
-from ..errors import (
-    CallTimeout,
-    InvalidValue,
-    NotAvailable,
-    SessionError,
-    SynkroError,
-    UsageError,
-    counted,
-    folded,
-    ranks_in_words,
-    shown,
-)
+from .. import errors, here
 from ..machine import choose_python
 from ..memory.named import sweep
 from ..memory.segment import descriptors_for
@@ -34,8 +22,7 @@ from ..plan.call import Region, aligned
 from ..values.arrays import checked_bool, checked_int, checked_seconds
 from .calls.background import Background
 from .calls.distribution import Distribution, Services
-from .calls.forms import MakesFunctions, as_method, make_function, signature_of_function
-from .calls.graphs import teach_transfers
+from .calls.forms import MakesFunctions, as_method, make_function, signature_of_function, teach_transfers
 from .calls.initializer import checked_initializer, prepared
 from .calls.replacement import Replacement
 from .data.attached import attach, make_ring
@@ -50,8 +37,7 @@ from .progress import status_line
 from .results.transfer import Outputs
 from .tasks.forms import IteratesTasks, RunsTasks
 from .tasks.maps import Maps
-from .tracing import timeline
-from .tracing.trace import Trace
+from .tracing.trace import Trace, checked_path, table
 from .variables.collectives import Collectives, in_turn
 from .variables.registry import Variables
 from .variables.shared import MakesVariables
@@ -86,7 +72,7 @@ def _method(
         try:
             return function(part(self), *args, **kwargs)
         except BaseException as error:
-            raise folded(error)  # noqa: B904  it is the same one
+            raise errors.folded(error)  # noqa: B904  it is the same one
 
     method.__dict__["__signature__"] = as_method(function)
     method.__name__ = name or function.__name__
@@ -197,26 +183,24 @@ class Session(contextlib.AbstractContextManager["Session"]):
         engine.at_close.callback(segment.close)  # until then workers know it, and keep it pinned
         outbox = Region(segment.number, 0, (engine.size, share), "|u1")
         token = os.urandom(8).hex()  # no other session has the same
-        gpus, profiles = None, None
+        gpus, paths = None, None
         versions = None if engine.versions is None else engine.versions.region
         if placement.gpus:
             engine.channel.wait_for_gpus()
             gpus = Gpus(placement.indices, placement.linked, placement.preallocate, placement.near)
         if profiled:
-            profiles = tuple(
+            paths = tuple(
                 os.path.abspath(f"synkro-{pid}-{token}-rank{rank}.prof")  # which nobody can guess
                 for rank, pid in enumerate(engine.workers.pids)
             )
             engine.say(
-                f"Synkro: the workers write profiles when they end: {', '.join(profiles)} "
+                f"Synkro: the workers write profiles when they end: {', '.join(paths)} "
                 f"(python -m pstats FILE shows one)"
             )
         cores = tuple(assignment.core for assignment in placement.assignments)
         master = self.master_rank
         seeded, seed = seed is not None, _seed(seed)
-        start = Start(
-            token, seed, seeded, master, outbox, cores, gpus, profiles, engine.verbose, versions
-        )
+        start = Start(token, seed, seeded, master, outbox, cores, gpus, paths, engine.verbose, versions)
         replies = self._ready(start, start_timeout, began)
         problem = placement.problem or replies[0].problem
         outputs = Outputs(engine, segment.array(outbox), bool(placement.gpus) and not problem)
@@ -226,7 +210,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         distribution, background = Distribution(engine, objects), Background(engine, variables)
         replacement = Replacement(engine, objects.handover, start, lambda: distribution.sent, replace)
         if replace and replacement.refusal is not None:
-            raise NotAvailable(f"{replacement.refusal} Leave replace=True out.")
+            raise errors.NotAvailable(f"{replacement.refusal} Leave replace=True out.")
         engine.guard_by(replacement)
         if replace:
             replacement.keep()
@@ -240,7 +224,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         left = max(0.1, seconds - (time.monotonic() - began)) if self._engine.has_hosts else seconds
         try:
             return self._engine.run(start, timeout=left)
-        except CallTimeout as late:
+        except errors.CallTimeout as late:
             raise _not_ready(late, seconds) from None
 
     # ── lifecycle ────────────────────────────────────────────────────────────────────────────────
@@ -278,7 +262,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self.close()
 
     def __repr__(self) -> str:
-        return f"<synkro.Session of {counted(self.n_parallel, 'worker')}, {self.state.name.lower()}>"
+        workers = errors.counted(self.n_parallel, "worker")
+        return f"<synkro.Session of {workers}, {self.state.name.lower()}>"
 
     # ── data and functions ───────────────────────────────────────────────────────────────────────
 
@@ -425,7 +410,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         Raises: InvalidType, InvalidValue for a path that cannot be written, or while another trace goes
         on.
         """
-        checked = None if path is None else timeline.checked_path(path)
+        checked = None if path is None else checked_path(path)
         self._trace = trace = self._engine.start_trace(checked)
         try:
             yield
@@ -444,7 +429,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
 
         Raises: UsageError if nothing was traced in this session.
         """
-        print(timeline.table(self._traced()))
+        print(table(self._traced()))
 
     def plot_timeline(self, path: str | os.PathLike[str] | None = None, calls: int = 10) -> Timeline:
         """Draw the last traced *calls*, a lane a rank, and write the picture to *path*, if given.
@@ -458,13 +443,13 @@ class Session(contextlib.AbstractContextManager["Session"]):
         NotAvailable without matplotlib.
         """
         trace = self._traced()
-        checked = None if path is None else timeline.checked_path(path)
+        checked = None if path is None else checked_path(path)
         count = checked_int(calls, "calls", 1)
         with descriptors_for("the timeline could not be drawn"):
             try:
                 from .tracing import picture  # noqa: PLC0415  which needs matplotlib
             except ModuleNotFoundError as error:
-                raise NotAvailable(
+                raise errors.NotAvailable(
                     f"plot_timeline() needs matplotlib ({error}): pip install matplotlib."
                 ) from None
             return picture.draw(trace, checked, count)
@@ -472,7 +457,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
     def _traced(self) -> Trace:
         if self._trace is None or not self._trace.calls:
             last = "" if self._trace is None else ", there was none in its last trace"
-            raise UsageError(
+            raise errors.UsageError(
                 f"no call of this session was traced{last}: make the calls inside `with trace():`, "
                 f"after fork(), or set {TRACE} to the path of a file before fork()."
             )
@@ -494,7 +479,9 @@ def _checked_devices(devices: Any, use_gpu: Any) -> Any:
     if checked_bool(use_gpu, "use_gpu"):
         return devices
     if devices is not None:
-        raise InvalidValue(f"use_gpu=False asks for CPUs; devices={shown(devices)}: give one.")
+        raise errors.InvalidValue(
+            f"use_gpu=False asks for CPUs; devices={errors.shown(devices)}: give one."
+        )
     return "cpu"
 
 
@@ -502,23 +489,23 @@ def _check_flags(profile_workers: Any, replace: Any) -> None:
     """Raises: InvalidType, InvalidValue where workers cannot write profiles."""
     checked_bool(replace, "replace")
     if checked_bool(profile_workers, "profile_workers") and not os.access(os.curdir, os.W_OK):
-        raise InvalidValue(
+        raise errors.InvalidValue(
             f"profile_workers= writes files to the working directory, {os.getcwd()}, which cannot be "
             f"written: change to another."
         )
 
 
-def _not_ready(late: CallTimeout, seconds: float) -> SynkroError:
+def _not_ready(late: errors.CallTimeout, seconds: float) -> errors.SynkroError:
     """What to raise where workers have not answered within *seconds* since they were started."""
-    who = ranks_in_words(late.ranks)
+    who = errors.ranks_in_words(late.ranks)
     cure = "did not answer. Give more, or look at what takes long there"
     if late.hosts:
         where = ", ".join(dict.fromkeys(late.hosts))
-        return SessionError(
+        return errors.SessionError(
             f"the hosts and their workers were not ready within {seconds:g} s (start_timeout=): {who} "
             f"on {where} {cure}."
         )
-    return CallTimeout(
+    return errors.CallTimeout(
         f"the workers were not ready within {seconds:g} s (start_timeout=): {who} {cure}: they import "
         f"NumPy, and what sitecustomize and .pth files of their Python name.",
         late.ranks,
@@ -528,9 +515,9 @@ def _not_ready(late: CallTimeout, seconds: float) -> SynkroError:
 def _check_place(python: Any) -> None:
     """Raises: NotAvailable, UsageError, InvalidValue, InvalidType where no workers can be started."""
     if not sys.platform.startswith("linux"):
-        raise NotAvailable(f"Synkro runs on Linux only; this is {sys.platform}.")
+        raise errors.NotAvailable(f"Synkro runs on Linux only; this is {sys.platform}.")
     if here.rank is not None:
-        raise UsageError(
+        raise errors.UsageError(
             "a session cannot be started inside a worker: a function that runs on the workers is "
             "plain array code; call fork() and Synkro's functions in the main program."
         )
@@ -552,8 +539,8 @@ def _traced_to(path: str | None) -> Path | None:
     if not path:
         return None
     try:
-        checked = timeline.checked_path(path)
-    except InvalidValue as error:
-        raise InvalidValue(f"{TRACE}: {error}") from None
+        checked = checked_path(path)
+    except errors.InvalidValue as error:
+        raise errors.InvalidValue(f"{TRACE}: {error}") from None
     number = next(_traced_sessions)
     return checked if number == 1 else checked.with_stem(f"{checked.stem}-{number}")

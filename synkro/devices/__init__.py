@@ -5,9 +5,8 @@
     cuda       a GPU, through CuPy
     gpus       which GPUs there are
     cpu        NumPy in the worker's own memory
-    inputs     what a call is given, on its way to a GPU, and what of it stays there from call to call
+    inputs     what a call is given, on its way to a GPU, through buffers, too; what of it stays there
     gathering  rows of host memory that a GPU fetches by itself
-    buffers    small pinned ones, for memory that a GPU cannot reach
     portions   arrays in pieces that fit into such a buffer
     window     device memory that other processes open
     pins       which host memory is pinned

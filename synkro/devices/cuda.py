@@ -33,9 +33,8 @@ from ..values.arrays import Array
 from ..values.foreign import exposed, handed, move
 from ..values.variable import Variable
 from .base import Device, Source
-from .buffers import Buffers, copy_out
 from .hints import hint
-from .inputs import Feeding, Inputs
+from .inputs import Buffers, Feeding, Inputs, copy_out
 from .pins import Pins
 
 _READ_ONLY = 8  # hostRegister's flag, which CuPy has no name for

@@ -21,8 +21,7 @@ import numpy as np
 from cupy.cuda import runtime
 
 from ..machine import readable_bytes
-from ..memory.departures import call_with_last
-from ..memory.interrupts import atomic
+from ..memory.interrupts import atomic, call_with_last
 from ..values.arrays import Array
 
 SIZES = (1 << 21, 1 << 24, 1 << 27)

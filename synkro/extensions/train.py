@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import api
-from ..controller.calls.graphs import compiled_graph, graph_function
+from ..controller.calls.forms import compiled_graph, graph_function
 from ..errors import InvalidType, InvalidValue, shown
 
 

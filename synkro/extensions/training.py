@@ -9,8 +9,8 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from .. import api
+from ..controller.calls.forms import check_no_options, graph_function
 from ..controller.calls.function import Definition, Function
-from ..controller.calls.graphs import check_no_options, graph_function
 from ..errors import InvalidType, InvalidValue, shown
 from ..plan.outputs import DEFAULT
 from ..values.foreign import is_graph_variable, module_of

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from pytensor.graph.basic import Constant
@@ -100,9 +101,8 @@ class Cut:
         self._homes: dict[Any, int | None] = dict(sources)
         self._same: dict[Any, Any] = {}  # what the result of a transfer is
         nodes = [node for node in io_toposort(list(sources), [v for v, _ in wanted]) if self._add(node)]
-        self._order = {
-            v: n for n, v in enumerate([*sources, *(v for node in nodes for v in node.outputs)])
-        }
+        found = chain(sources, *(node.outputs for node in nodes))
+        self._order = {variable: number for number, variable in enumerate(found)}
         self._computed: dict[int, dict[Any, None]] = defaultdict(dict)  # by rank: nodes
         self._moved: dict[tuple[int, int], list[Any]] = defaultdict(list)  # from one rank to another
         self._kept: dict[int, set[Any]] = defaultdict(set)  # by rank: what it has to have in the end

@@ -262,12 +262,7 @@ class Compiled(GraphFunction):
         streams: the worker variables of random streams.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        replicas: Mapping[Any, Any],
-        program: Program,
-    ) -> None:
+    def __init__(self, graph: Graph, replicas: Mapping[Any, Any], program: Program) -> None:
         super().__init__(graph)
         self._program = program
         self.variables: Final = tuple(replicas[variable] for variable in graph.shared)

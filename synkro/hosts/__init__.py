@@ -7,9 +7,8 @@
     joined     hosts that mpiexec or srun has started, with the program
     __main__   starts a program beside one of them
     process    one of the processes
-    compare    what a host says of itself, and where two differ
     cleanup    what is left of MPI's processes, and goes when they have ended
-    pool       the hosts and the workers on them, as the main process sees them
+    pool       the hosts and the workers on them, as the main process sees them; where two hosts differ
     gateway    the process beside the main process: commands to the hosts, answers from them
     leader     the process of another host, and the workers there
     protocol   what these tell each other

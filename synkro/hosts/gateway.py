@@ -8,7 +8,6 @@ they have answered.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import mmap
@@ -19,6 +18,7 @@ import statistics
 import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from contextlib import closing, suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -33,17 +33,17 @@ from ..ipc.proxy import Order, Proxy
 from ..ipc.waiting import Condition, Nap, spin
 from ..memory.files import Likeness, likeness
 from ..memory.mapping import map_file
-from ..memory.table import SegmentTable
+from ..memory.segment import SegmentTable
 from ..messages import Attach, Command, Housekeeping, Phase, Start, Work
 from ..plan.call import Access
 from ..plan.extents import Partial, View
 from ..values.arrays import Array
 from ..values.cache import Unpickled
 from . import protocol
-from .compare import hello
 from .merging import HERE, Merging
 from .mirror import CurrentBytes
 from .parcels import Load, Piece, pack, size_of, unpack
+from .pool import hello
 from .relay import WireRelay
 from .seals import LostError
 from .tasks import RemoteTasks
@@ -289,7 +289,7 @@ class GatewaySession:
     def hear_late(self, message: object) -> None:
         """A message of a leader's has come that is at its end."""
         if isinstance(message, protocol.Printed):
-            with contextlib.suppress(OSError):  # the main process is gone
+            with suppress(OSError):  # the main process is gone
                 self._printed.send(message)
 
     def _answered(self, host: int, answered: protocol.Answered) -> None:
@@ -314,8 +314,7 @@ class GatewaySession:
         if place not in pending.merging:
             hosts = {self._host_of[rank] for rank in part.owners}
             order = sorted(hosts, key=lambda host: self._hosts[host].start)
-            target = self._segments.array(part.target)
-            pending.merging[place] = Merging(part, target, order)
+            pending.merging[place] = Merging(part, self._segments.array(part.target), order)
         return pending.merging[place]
 
     def _reduced_here(self, number: int) -> bool:
@@ -366,8 +365,7 @@ class GatewaySession:
                 largest = max(pieces, key=size_of).segment
                 if (host, largest) not in self._told:
                     self._told.add((host, largest))
-                    nbytes = sum(map(size_of, pieces))
-                    self._printed.send(protocol.Pushing(host, largest, nbytes))
+                    self._printed.send(protocol.Pushing(host, largest, sum(map(size_of, pieces))))
 
     def sleeping(self, nap: Nap) -> None:
         """Do *nap*, which ends when one of the descriptors that it gets is readable: the main process
@@ -395,12 +393,7 @@ class Gateway:
 
         Raises: LostError if a host is lost: the main process knows, and has hung up.
         """
-        with (
-            contextlib.closing(main.descriptors),
-            main.printed,
-            main.asks,
-            contextlib.suppress(EOFError, ConnectionError),
-        ):
+        with closing(main.descriptors), main.printed, main.asks, suppress(EOFError, ConnectionError):
             while not isinstance(question := self._heard(main.asks), protocol.Begin | protocol.End):
                 main.asks.send(self._answer(question))
             if isinstance(question, protocol.Begin):
@@ -427,14 +420,14 @@ class Gateway:
     def _work(self, begin: protocol.Begin, main: MainProcess) -> None:
         """Serve a session until its end, or until a host is lost: then all is up to the main process."""
         try:
-            with contextlib.closing(GatewaySession(self._wire, main, begin)) as session:
+            with closing(GatewaySession(self._wire, main, begin)) as session:
                 self._wire.tell_all(begin)
-                with contextlib.suppress(EOFError, ConnectionError):
+                with suppress(EOFError, ConnectionError):
                     self._pass_on(begin, main.asks, session)
                 self._wire.tell_all(protocol.End())
                 self._wire.part(session.hear_late)
         except LostError as error:
-            with contextlib.suppress(EOFError, OSError):
+            with suppress(EOFError, OSError):
                 main.asks.send(error)
                 main.asks.recv()
             raise

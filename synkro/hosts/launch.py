@@ -371,29 +371,24 @@ class Launch(MpiHosts):
 
 def _outcome(command: Sequence[str], patience: float) -> tuple[int | None, str]:
     """The exit status of a command, or None if it takes longer; and the end of what is on its stderr."""
-    with tempfile.TemporaryFile() as errors:  # a pipe would be read as long as somebody writes
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-            start_new_session=True,
-        )
+    with tempfile.TemporaryFile() as said:  # a pipe would be read as long as somebody writes
+        null = subprocess.DEVNULL
+        process = subprocess.Popen(command, stdin=null, stdout=null, stderr=said, start_new_session=True)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(patience)
         status = process.returncode
         if status is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        start = max(0, os.fstat(errors.fileno()).st_size - _LAST_WORDS)
-        return status, os.pread(errors.fileno(), _LAST_WORDS, start).decode(errors="replace")
+        start = max(0, os.fstat(said.fileno()).st_size - _LAST_WORDS)
+        return status, os.pread(said.fileno(), _LAST_WORDS, start).decode(errors="replace")
+
+
+Check = Callable[[Sequence[Host]], None] | None
 
 
 def reached(
-    hosts: Any,
-    launcher: Any,
-    seconds: float = BEGINNING,
-    check: Callable[[Sequence[Host]], None] | None = None,
+    hosts: Any, launcher: Any, seconds: float = BEGINNING, check: Check = None
 ) -> tuple[MpiHosts, tuple[Host, ...]]:
     """The processes of MPI's on the hosts, which have to begin within *seconds*, and who these are.
 
@@ -530,11 +525,7 @@ class Mpiexec(NamedTuple):
     open_mpi: bool
 
     def command(
-        self,
-        hosts: Sequence[str],
-        agent: str,
-        program: Sequence[str],
-        environment: Mapping[str, str],
+        self, hosts: Sequence[str], agent: str, program: Sequence[str], environment: Mapping[str, str]
     ) -> list[str]:
         """The command line that starts *program* once on each host, the first of which is this."""
         count = str(len(hosts))

@@ -31,10 +31,9 @@ from ..plan.extents import Extent, Partial, View
 from ..values.cache import Unpickled
 from . import protocol
 from .cleanup import UNHEARD
-from .compare import hello
 from .mirror import Mirrors
 from .parcels import Load, discard, large, pack, unpack, unpack_values
-from .pool import LeaderPool
+from .pool import LeaderPool, hello
 from .relay import WireRelay
 from .seals import ForgedError, LostError, SilenceError
 from .tasks import LocalTasks

@@ -72,8 +72,7 @@ class Merging:
         """Merge a piece of the next part with those before."""
         assert self._merged is not None
         divisor = self._divisor if len(self._left) == 1 else 1
-        sources = [self._merged[place], values]
-        reduce_share(self._operation, divisor, sources, [self._into()[place]])
+        reduce_share(self._operation, divisor, [self._merged[place], values], [self._into()[place]])
 
     def _into(self) -> Array:
         """Where the next part is merged with those before: not over the part of this host."""

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from ..memory.files import Likeness, same_file
 from ..memory.mapping import HUGE, map_file, take_huge_pages
-from ..memory.segment import explained
-from ..memory.table import SegmentTable
+from ..memory.segment import SegmentTable, explained
 from ..plan.call import Access
 from ..plan.extents import Extent, PickedRows
 

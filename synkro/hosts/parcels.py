@@ -198,8 +198,7 @@ def unpack(parcel: Parcel | None, memory: Memory, fill: Fill) -> None:
             start += len(place)
     for piece, place in zip(pieces, places, strict=True):
         if isinstance(piece, PickedRows):
-            there = _by_rows(piece, memory(piece.segment))
-            there[piece.rows] = place.reshape(len(piece.rows), -1)
+            _by_rows(piece, memory(piece.segment))[piece.rows] = place.reshape(len(piece.rows), -1)
 
 
 def large(parcel: Parcel | None) -> list[Piece]:

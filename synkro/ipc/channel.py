@@ -62,7 +62,7 @@ from .block import (
     Block,
 )
 from .descriptors import Inherited
-from .waiting import Condition, Nap, Patience, clock, polling, sleep_until
+from .waiting import Condition, Deadline, Nap, Patience, clock, polling, sleep_until
 
 OnTick = Callable[[], None] | None
 
@@ -262,9 +262,7 @@ class Lane:
                 return False
         return True
 
-    def wait(
-        self, deadline: float | None, sentinels: Sequence[int], on_tick: OnTick = None
-    ) -> list[int]:
+    def wait(self, deadline: Deadline, sentinels: Sequence[int], on_tick: OnTick = None) -> list[int]:
         """Wait until all ranks have answered, one of *sentinels* is ready, or the *deadline* is over.
 
         *deadline* is on the ``clock``.  *on_tick* is called every 50 ms.
@@ -276,11 +274,7 @@ class Lane:
             return self._sleep(self.all_answered, deadline, sentinels, on_tick)
 
     def wait_for(
-        self,
-        condition: Condition,
-        deadline: float | None,
-        sentinels: Sequence[int],
-        on_tick: OnTick = None,
+        self, condition: Condition, deadline: Deadline, sentinels: Sequence[int], on_tick: OnTick = None
     ) -> list[int]:
         """Sleep until *condition* holds, which a rank's answer, or a result that was expected, may make
         true, one of *sentinels* is ready, or the *deadline* is over."""
@@ -301,7 +295,7 @@ class Lane:
     def _sleep(
         self,
         condition: Condition,
-        deadline: float | None,
+        deadline: Deadline,
         sentinels: Sequence[int],
         on_tick: OnTick,
         first: int = _FIRST_NAP,
@@ -340,7 +334,7 @@ class Lane:
         return self._replies
 
 
-def _poll_ms(nap: int, deadline: float | None) -> int:
+def _poll_ms(nap: int, deadline: Deadline) -> int:
     """Milliseconds to sleep, rounded up, no further than the deadline."""
     if deadline is None:
         return nap

@@ -167,8 +167,7 @@ class OutputPump:
         """The next thing that a worker asks, or that of *rank*, if there is something."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.asking)
-        found = (each for each in (*self._questions,) if rank in (None, each.rank))
-        question = next(found, None)
+        question = next((each for each in (*self._questions,) if rank in (None, each.rank)), None)
         if question is not None:
             self._questions.remove(question)
         return question

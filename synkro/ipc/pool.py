@@ -24,6 +24,7 @@ from .process import BROKEN, ProcessEnd, WorkerProcess, occupy_standard_descript
 SOCKET_PATIENCE = 5.0
 """Seconds that a socket may be full before its worker counts as stuck."""
 
+Environments = Sequence[dict[str, str]]  # of workers, by rank
 Note = Callable[[int, str], None]
 """Takes the number of a segment, and what it does: a text in which {} stands for what it holds."""
 
@@ -66,9 +67,7 @@ class WorkerPool:
         self._new_worker: Callable[[int], WorkerProcess] | None = None  # of a rank
         self._arena = -1
 
-    def start(
-        self, environments: Sequence[dict[str, str]], board: int, note: Note | None = None
-    ) -> Controller:
+    def start(self, environments: Environments, board: int, note: Note | None = None) -> Controller:
         """Start a worker with each of *environments*; returns the controller of their channel.
 
         *board* is the number of bytes where they meet.  *note*, if given, is told what segments do
@@ -85,7 +84,7 @@ class WorkerPool:
         except (OSError, RuntimeError) as error:
             raise SessionError(f"{what} ({error}){_cure(error)}.") from error
 
-    def _started(self, environments: Sequence[dict[str, str]], board: int) -> Controller:
+    def _started(self, environments: Environments, board: int) -> Controller:
         occupy_standard_descriptors()
         hosts = sorted(filter(None, self.hosts), key=lambda ranks: ranks.start)
         size = sum(map(len, hosts))

@@ -43,8 +43,7 @@ import numpy as np
 
 from ..machine import disown_in_children
 from ..memory.arena import PART, Arena, part_of
-from ..memory.departures import call_off, call_with_last
-from ..memory.interrupts import uninterrupted
+from ..memory.interrupts import call_off, call_with_last, uninterrupted
 from ..memory.mapping import give_back, map_file
 from ..memory.segment import memory_file
 from ..plan.call import Access

@@ -61,6 +61,7 @@ def polling(size: int, on_gpus: bool = False) -> float:
 
 Fence = Callable[[], None]
 Condition = Callable[[], bool]
+Deadline = float | None  # by the ``clock``
 Nap = Callable[[list[int]], object]  # sleeps until one of these descriptors is readable, at most
 
 

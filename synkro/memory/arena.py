@@ -26,8 +26,7 @@ from numpy.typing import DTypeLike, NDArray
 from ..errors import InternalError
 from ..plan.call import Access
 from ..values.arrays import Array
-from .departures import call_with_last
-from .interrupts import atomic
+from .interrupts import atomic, call_with_last
 from .mapping import HUGE, give_back, map_file, take_huge_pages
 from .segment import explained, memory_file, require_memory
 

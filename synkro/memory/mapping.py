@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..plan.call import Access
-from .departures import call_with_last
+from .interrupts import call_with_last
 
 HUGE = 1 << 21
 """Bytes of a huge page, on x86-64 and on ARM with pages of 4 KB."""

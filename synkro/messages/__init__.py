@@ -41,64 +41,15 @@ Any command may be answered by Failed, and a reply that does not fit its place b
 
 ::
 
-    base       the bases, and the replies that any command may get
+    base       the bases, and the replies that any command may get; memory, long commands and replies
     life       how a session begins and ends, and its random generators
     objects    functions, and the objects that they bring along
     calls      calls and maps, and what becomes of their outputs
     variables  variables, and collectives over their replicas
-    transport  memory, long commands and long replies
 """
 
-from .base import Ack, Command, Failed, Message, Phase, Reply, TooLong
-from .calls import (
-    Call,
-    Done,
-    Export,
-    Exported,
-    FunctionSpec,
-    Keep,
-    KeptOutput,
-    Leaf,
-    Piece,
-    Reduce,
-    Reduction,
-    Replay,
-    Store,
-    StoredPiece,
-    Work,
-)
-from .life import Exit, Generator, GeneratorState, Gpus, Initialize, Release, Reseed, Start, Started
-from .objects import (
-    Assign,
-    Changed,
-    Changes,
-    Compare,
-    Compared,
-    Copied,
-    Copies,
-    Copy,
-    Distribute,
-    Fetch,
-    Parcel,
-    Preserve,
-    Recover,
-    Renew,
-)
-from .transport import Attach, Deliver, Housekeeping, Indirect
-from .variables import (
-    Create,
-    Exchange,
-    Fill,
-    Identify,
-    Identity,
-    Inspect,
-    Move,
-    Read,
-    Restore,
-    Revert,
-    Secure,
-    Secured,
-    SecuredReplica,
-    Shapes,
-    Write,
-)
+from .base import *
+from .calls import *
+from .life import *
+from .objects import *
+from .variables import *

@@ -29,8 +29,8 @@ class Start(Command):
     *seeded* says whether the program gave it: then it seeds the generators of their processes, too;
     *profiles* are the files to which the ranks write profiles of themselves when they end, or None, and
     *verbose* says whether they print status lines; *versions* are those of all segments
-    (``memory.table``), where somebody asks for them.  The worker is number *life* of its rank: each has
-    random numbers of its own.
+    (``memory.segment``), where somebody asks for them.  The worker is number *life* of its rank: each
+    has random numbers of its own.
     """
 
     token: str

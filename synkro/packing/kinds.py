@@ -33,13 +33,7 @@ import cloudpickle
 import numpy as np
 
 from ..errors import InvalidType, reason
-from ..values.foreign import (
-    is_generator,
-    is_numba,
-    is_tensor,
-    put_into_tensor,
-    tensor_bytes,
-)
+from ..values.foreign import is_generator, is_numba, is_tensor, put_into_tensor, tensor_bytes
 from ..values.random import put_state, state_of
 from ..values.variable import Variable
 from .code import is_own_name
@@ -172,8 +166,7 @@ class _Array(Kind):
     def look(self, obj: Any) -> Contents:
         view = np.asarray(obj)
         whole = view if view.flags.c_contiguous else np.ascontiguousarray(view)
-        bits = whole.reshape(-1).view(np.uint8).data
-        return {WHOLE: _digest((view.shape, view.dtype.str), bits)}
+        return {WHOLE: _digest((view.shape, view.dtype.str), whole.reshape(-1).view(np.uint8).data)}
 
     def travelling(self, obj: Any, contents: Contents) -> Contents:
         return {WHOLE: np.array(obj)}
@@ -931,8 +924,7 @@ def _token(value: Any) -> Any:
 
 
 def _alike_tuples(one: Any, other: Any) -> bool:
-    same = len(one) == len(other)
-    return same and (all(map(is_, one, other)) or all(map(alike, one, other)))
+    return len(one) == len(other) and (all(map(is_, one, other)) or all(map(alike, one, other)))
 
 
 _VALUES = (int, str, bytes, float, tuple)  # whose subclasses may have attributes

@@ -84,18 +84,8 @@ class Absent:
 
 
 _USES = (
-    "call",
-    "len",
-    "iter",
-    "contains",
-    "getitem",
-    "setitem",
-    "delitem",
-    "setattr",
-    "enter",
-    "exit",
-    "next",
-    "add",
+    *("call", "len", "iter", "contains", "getitem", "setitem", "delitem", "setattr"),
+    *("enter", "exit", "next", "add"),
 )
 for _name in (*_USES, "or", "ior", "and", "sub"):
     setattr(Absent, f"__{_name}__", Absent._raise)

@@ -176,8 +176,7 @@ def _items(
 def _pickled(region: Region, view: View) -> Iterator[Extent]:
     """The part of *region* that is filled, as its table of lengths says."""
     *before, last = plans.Pickled.lengths(view.array(region))
-    end = sum(map(aligned, before)) + last
-    yield Extent(region.segment, region.offset, region.offset + end)
+    yield Extent(region.segment, region.offset, region.offset + sum(map(aligned, before)) + last)
 
 
 def _joined(spans: Iterable[Span]) -> Iterator[Span]:

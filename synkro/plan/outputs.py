@@ -19,17 +19,7 @@ from functools import lru_cache
 from types import FunctionType
 from typing import Any
 
-from ..errors import (
-    InvalidIndex,
-    InvalidType,
-    InvalidValue,
-    OutputError,
-    counted,
-    nearest,
-    shortened,
-    shown,
-    too_deep,
-)
+from .. import errors
 
 MODES = ("mean", "sum", "prod", "max", "min", "gather", "keep", None)
 ALIASES = {"avg": "mean"}
@@ -40,12 +30,8 @@ MERGE = "merge"
 """Stands on the workers for a function ``op(a, b)`` of the user's, which runs in the main process."""
 
 
-WHOLE: dict[str, Callable[[int, int], int]] = {
-    "sum": operator.add,
-    "prod": operator.mul,
-    "max": max,
-    "min": min,
-}
+Whole = Callable[[int, int], int]
+WHOLE: dict[str, Whole] = {"sum": operator.add, "prod": operator.mul, "max": max, "min": min}
 """The operations that merge Python's integers as what they are: with any number of digits."""
 
 
@@ -61,7 +47,7 @@ def only_one(first: Any, second: Any) -> Any:
 
     Raises: OutputError for the values of several slices.
     """
-    raise OutputError(
+    raise errors.OutputError(
         "a function on one rank returns one value, and num_slices= made several: say by outputs= how to "
         'merge them ("sum", "gather" …), or leave num_slices= out.'
     )
@@ -147,7 +133,7 @@ def flatten(value: Any, opens: Test | None = None, called: str = "a value") -> F
     try:
         return _flatten(value, opens, levels())
     except RecursionError:
-        raise too_deep(called) from None
+        raise errors.too_deep(called) from None
 
 
 def _flatten(value: Any, opens: Test | None, left: int) -> Flat:
@@ -174,7 +160,7 @@ def flatten_by(spec: Any, value: Any, is_whole: Test, called: str) -> Flat:
     try:
         return _flatten_by(spec, value, is_whole, levels())
     except RecursionError:
-        raise too_deep(called, OutputError) from None
+        raise errors.too_deep(called, errors.OutputError) from None
 
 
 def _flatten_by(spec: Any, value: Any, is_whole: Test, left: int) -> Flat:
@@ -248,14 +234,14 @@ def _check_mode(spec: Any) -> Any:
         for builtin, operation in _OF_TWO.items():
             if spec is builtin:
                 hint += f" To merge values of any kind by it, tuples say, give {operation}."
-        raise InvalidType(
+        raise errors.InvalidType(
             f"outputs= takes {_KNOWN}, a function op(a, b) that merges two values, or a tuple, list "
-            f"or dict of these; got {shortened(spec)}.{hint}"
+            f"or dict of these; got {errors.shortened(spec)}.{hint}"
         )
     mode = ALIASES.get(spec, spec) if spec is not None else None
     if mode not in MODES:
-        raise InvalidValue(
-            f"outputs= has the unknown operation {shown(spec)}: expected "
+        raise errors.InvalidValue(
+            f"outputs= has the unknown operation {errors.shown(spec)}: expected "
             f"{_KNOWN}.{suggested(spec, MODES)}"
         )
     return mode
@@ -284,7 +270,7 @@ def suggested(name: Any, known: Sequence[str | None]) -> str:
         return ""
     name = name.strip().lower().removeprefix("c_")  # as Theano called those that concatenate
     name = ALIASES.get(name, name)
-    near = nearest(name, filter(None, known), 0.81)
+    near = errors.nearest(name, filter(None, known), 0.81)
     meant = name if name in known else _MEANT.get(name, near or "")
     return f" Did you mean {meant!r}?" if meant != "" and meant in known else ""
 
@@ -307,7 +293,7 @@ def _matched(spec: Any, tree: Tree, path: str) -> tuple[list[Any], tuple[Tree, .
     where = f"its result{path}"
     if isinstance(spec, dict):
         if tree is None or tree.kind is not dict or set(tree.keys) != set(spec):
-            raise OutputError(
+            raise errors.OutputError(
                 f"outputs= names the keys {_keys(sorted(map(str, spec)))}, but {where} is "
                 f"{describe(tree)}: name exactly the keys that the function returns."
             )
@@ -315,7 +301,7 @@ def _matched(spec: Any, tree: Tree, path: str) -> tuple[list[Any], tuple[Tree, .
     else:
         if tree is None or tree.kind is dict or len(tree.children) != len(spec):
             count = "1 entry" if len(spec) == 1 else f"{len(spec)} entries"
-            raise OutputError(
+            raise errors.OutputError(
                 f"outputs= has {count}, but {where} is {describe(tree)}: give one "
                 f"operation for all, or one for each."
             )
@@ -380,11 +366,11 @@ def check_subset(subset: Any) -> tuple[Any, ...] | None:
     if subset is None:
         return None
     if isinstance(subset, str) or not isinstance(subset, Sequence):
-        raise InvalidType(
-            f"output_subset takes a list of indices or keys of the outputs; got {shown(subset)}."
+        raise errors.InvalidType(
+            f"output_subset takes a list of indices or keys of the outputs; got {errors.shown(subset)}."
         )
     if not subset:
-        raise InvalidValue("output_subset is empty: name at least one output, or leave it out.")
+        raise errors.InvalidValue("output_subset is empty: name at least one output, or leave it out.")
     return tuple(subset)
 
 
@@ -394,8 +380,8 @@ def take_subset(subset: tuple[Any, ...], value: Any, noun: str) -> Any:
     Raises: OutputError if *value* has no children, InvalidIndex for a child that does not exist.
     """
     if not isinstance(value, _CONTAINERS):
-        raise OutputError(
-            f"output_subset={shown(list(subset))} chooses among outputs, but {noun} is one."
+        raise errors.OutputError(
+            f"output_subset={errors.shown(list(subset))} chooses among outputs, but {noun} is one."
         )
     try:
         if isinstance(value, dict):
@@ -403,8 +389,8 @@ def take_subset(subset: tuple[Any, ...], value: Any, noun: str) -> Any:
         taken = [value[index] for index in subset]
         return taken if isinstance(value, list) else tuple(taken)
     except (LookupError, TypeError):
-        raise InvalidIndex(
-            f"output_subset={shown(list(subset))} names an output that is not there: {noun} has "
+        raise errors.InvalidIndex(
+            f"output_subset={errors.shown(list(subset))} names an output that is not there: {noun} has "
             f"{_keys(value) if isinstance(value, dict) else len(value)}."
         ) from None
 
@@ -422,7 +408,7 @@ def pair_of(value: Any, count: int, name: str) -> tuple[Any, tuple[Any, ...]]:
     Raises: OutputError.
     """
     if not isinstance(value, tuple | list) or len(value) != 2:
-        raise OutputError(
+        raise errors.OutputError(
             f"the function {name!r} has updates=, so it returns two things, its outputs and the new "
             f"values; it returned {describe(flatten(value)[1])}."
         )
@@ -430,9 +416,9 @@ def pair_of(value: Any, count: int, name: str) -> tuple[Any, tuple[Any, ...]]:
     if not isinstance(new, tuple | list):
         new = (new,)
     if len(new) != count:
-        raise OutputError(
-            f"the function {name!r} returned {counted(len(new), 'new value')} for the "
-            f"{counted(count, 'variable')} in "
+        raise errors.OutputError(
+            f"the function {name!r} returned {errors.counted(len(new), 'new value')} for the "
+            f"{errors.counted(count, 'variable')} in "
             f"updates=: return one for each, in their order."
         )
     return outputs, tuple(new)

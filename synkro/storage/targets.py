@@ -120,6 +120,5 @@ def write(command: Export, rows: Array, span: Span) -> Exported:
                 writer.write(rows, done, reached)
                 done = reached
         except OSError as error:
-            why = error.strerror or str(error)
-            return Exported(done, reached, error.errno or 0, why)
+            return Exported(done, reached, error.errno or 0, error.strerror or str(error))
     return Exported(done, reached)

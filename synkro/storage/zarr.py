@@ -162,8 +162,7 @@ class OpenArray(Opened):
         places = [range(-(-length // chunk)) for length, chunk in along]
         for place in itertools.product(*[chunks][: len(self.stored.shape)], *places):
             *folders, file = self._array.metadata.encode_chunk_key(place).split("/")
-            inner = itertools.accumulate(folders, os.path.join, initial=str(self._folder))
-            found.update(inner)
+            found.update(itertools.accumulate(folders, os.path.join, initial=str(self._folder)))
             found.add(os.path.join(self._folder, *folders, file))
         return found
 
@@ -218,8 +217,7 @@ class ChunkWriter:
     def write(self, rows: Array, start: int, stop: int) -> None:
         """Write the rows from *start* to *stop* of all *rows*.  Raises: OSError."""
         with atomic:
-            setting = self._array.setitem(slice(start, stop), rows[start:stop])
-            self._loop.run_until_complete(setting)
+            self._loop.run_until_complete(self._array.setitem(slice(start, stop), rows[start:stop]))
 
     def close(self) -> None:
         """Leave off."""

@@ -31,6 +31,8 @@ NUMERIC_KINDS = "biufc"
 Code = str | np.dtype[Any]
 """A dtype in messages: its name, or itself where it has no name."""
 
+Shape = tuple[int, ...]
+
 
 def is_numeric(dtype: np.dtype[Any]) -> bool:
     """Whether arrays of *dtype* have arithmetic: NumPy's kinds, and the bfloat16 of ml_dtypes."""

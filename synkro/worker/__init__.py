@@ -3,8 +3,8 @@
 ::
 
     begin        what comes first: the worker ends with the main process
-    loop         receive a command, do it, reply
-    rank         what one rank does: a handler for each command
+    loop         receive a command, do it, reply; what this process logs goes to the main program
+    rank         what one rank does: a handler for each command; a run that has failed, once more
     workspace    what one rank has: functions, variables, objects, memory, a device
     call         one call of one function on this rank's rows
     reading      inputs in files: rows, read one piece ahead
@@ -16,11 +16,9 @@
     world        some of these ranks, with collectives of their own
     autograd     the gradients of collectives, for PyTorch's tensors
     objects      the objects that functions have brought along, on this worker
-    logs         what this process logs and warns of, sent to the main program
     terminal     what asks for input in a worker asks the user, and lines end with tasks
     variables    what commands do with the variables of one rank
     scene        what a function that has failed needs, copied for the main program
-    replay       a run that has failed, once more
     copying      how results and objects are pickled
     replica      ``Replica``: one rank's replica of a variable
 """

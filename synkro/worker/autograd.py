@@ -77,12 +77,7 @@ class Entered:
 
 
 def with_history(
-    group: Group,
-    values: Sequence[Any],
-    results: Sequence[Any],
-    op: str,
-    entry: Entry,
-    other: int,
+    group: Group, values: Sequence[Any], results: Sequence[Any], op: str, entry: Entry, other: int
 ) -> list[Any]:
     """*results* of a collective of *values*, those with a history on any rank with one here.
 
@@ -157,8 +152,7 @@ class Collective(torch.autograd.Function):  # type: ignore[misc]
 def _all_reduce(entered: Entered, gradients: Tensors, kept: Tensors) -> Tensors:
     group, op = entered.group, entered.op
     if op == "mean":  # of the gradients, too: a sum of halves could overflow
-        means = group.all_reduce(gradients, "mean")
-        return _parts(means, entered.part * group.size)
+        return _parts(group.all_reduce(gradients, "mean"), entered.part * group.size)
     sums: Tensors = group.all_reduce(gradients, "sum")
     inputs, outputs = kept[: len(sums)], kept[len(sums) :]
     return sums if op == "sum" else _shares(entered, sums, inputs, outputs)

@@ -258,8 +258,7 @@ class PreparedCall:
         plan = self._plan
         sources = self._sources() if self._pieces is None else self._pieces
         with contextlib.closing(self._rank.device.feed(sources)) as feeding:
-            fed = next(feeding)
-            values = self._values(fed, self._spans[0])
+            values = self._values(next(feeding), self._spans[0])
             pickled = [(n, a) for n, a in enumerate(plan.inputs) if isinstance(a, plans.Pickled)]
             while True:
                 built = values if self._form is None else self._form.build(values)
@@ -402,5 +401,4 @@ class Updates:
                 operation = OPERATIONS[mode]
                 merged = operation.finish(pieces[0], self._weight)
                 values.append(fitted(merged, variable, operation) if mode == "mean" else merged)
-        variables = [variable for variable, _ in self._spec.updates]
-        group.assign(zip(variables, values, strict=True))
+        group.assign(zip([variable for variable, _ in self._spec.updates], values, strict=True))

@@ -12,46 +12,38 @@ from typing import Any, Final, NamedTuple
 import cloudpickle
 import numpy as np
 
+from ..packing import pickles
 from ..packing.imported import OwnModule
 from ..packing.kinds import ARRAY, OPAQUE, SIMPLE, Kind
-from ..packing.pickles import (
-    OUT_OF_BAND,
-    OneByOne,
-    for_program,
-    numbered,
-    space,
-    with_attributes,
-    without_lock,
-)
 from ..packing.refused import refuse_open_file
 from ..values.arrays import Array
 from ..values.foreign import in_host_memory
 
 
-class Copier(OneByOne):
+class Copier(pickles.OneByOne):
     """Pickles a copy for the main process, which has the user's classes, functions and modules."""
 
-    def __init__(self, numbers: dict[int, int], least: int = OUT_OF_BAND) -> None:
+    def __init__(self, numbers: dict[int, int], least: int = pickles.OUT_OF_BAND) -> None:
         super().__init__(least)
         self._numbers = numbers
 
     def reduced(self, obj: Any) -> Any:
         number = self._numbers.get(id(obj))
-        reduced = self._reduced(obj) if number is None else (numbered, (number,))
+        reduced = self._reduced(obj) if number is None else (pickles.numbered, (number,))
         if reduced is not NotImplemented:
             self._ours = True
         return reduced
 
     def _reduced(self, obj: Any) -> Any:
         if isinstance(obj, OwnModule):
-            return space, (obj.__name__,)
+            return pickles.space, (obj.__name__,)
         host = in_host_memory(obj)
         if host is not None:
             return host.__reduce_ex__(5)
         if type(obj) is np.ndarray and obj.base is not None and not obj.flags.writeable:
             return np.array(obj).__reduce_ex__(5)  # of what tasks must not write to; the program may
         refuse_open_file(obj)
-        given = with_attributes(obj) or for_program(obj)
+        given = pickles.with_attributes(obj) or pickles.for_program(obj)
         return given or cloudpickle.Pickler.reducer_override(self, obj)
 
 
@@ -129,20 +121,13 @@ class Sender(Copier):
 
     def _reduced(self, obj: Any) -> Any:
         if id(obj) in self._spaces:
-            return space, (self._spaces[id(obj)], obj.__name__, None, {})
-        return without_lock(obj) or super()._reduced(obj)
+            return pickles.space, (self._spaces[id(obj)], obj.__name__, None, {})
+        return pickles.without_lock(obj) or super()._reduced(obj)
 
 
 _NEVER_SHARED = (
-    *SIMPLE,
-    tuple,
-    frozenset,
-    type,
-    FunctionType,
-    BuiltinFunctionType,
-    ModuleType,
-    CodeType,
-    np.dtype,
+    *(*SIMPLE, tuple, frozenset, type, np.dtype),
+    *(FunctionType, BuiltinFunctionType, ModuleType, CodeType),
 )
 """Types of what may be there twice, and nobody can tell."""
 

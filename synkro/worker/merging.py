@@ -14,30 +14,10 @@ from ..devices.base import Device
 from ..errors import InvalidValue, OutputError, cut, reason, shortened
 from ..messages import Done, Leaf, Piece
 from ..packing.pickles import INTEGER, check_cause
+from ..plan import outputs as plans
 from ..plan.call import aligned
-from ..plan.outputs import (
-    MERGE,
-    WHOLE,
-    Tree,
-    advice_on_keys,
-    describe,
-    flatten,
-    flatten_by,
-    leaf_modes,
-    leaf_paths,
-    unflatten,
-)
-from ..values.arrays import (
-    Array,
-    code_of,
-    is_fixed,
-    is_numeric,
-    is_of_own_class,
-    longer,
-    lost_in,
-    native,
-    plain,
-)
+from ..values import arrays
+from ..values.arrays import Array
 from ..values.foreign import columns_of, host_array, is_key, is_on_gpu, is_table, library_of, offers
 from ..values.variable import Variable
 
@@ -59,14 +39,10 @@ class Merger:
     """
 
     def __init__(
-        self,
-        name: str,
-        outputs: Any,
-        several: bool,
-        pickled: Callable[[Any], list[Array]] | None = None,
+        self, name: str, outputs: Any, several: bool, pickled: Callable[[Any], list[Array]] | None = None
     ) -> None:
         """*several* says whether there is more than one piece; *pickled* pickles what is no array."""
-        self.tree: Tree = None
+        self.tree: plans.Tree = None
         self.modes: list[str | None] = []
         self.dtypes: list[np.dtype[Any]] = []
         self.leaves: list[list[Array]] = []
@@ -125,9 +101,9 @@ class Merger:
         return known and value.dtype == self.dtypes[0]
 
     def _found(self, value: Any, device: Device) -> list[Found]:
-        values, tree = flatten_by(self._outputs, value, _has_objects, self._called)
+        values, tree = plans.flatten_by(self._outputs, value, _has_objects, self._called)
         try:
-            modes = leaf_modes(self._outputs, tree)
+            modes = plans.leaf_modes(self._outputs, tree)
         except OutputError as error:
             raise OutputError(f"the function {self._name!r}: {error}") from None
         found: list[Found] = []
@@ -136,7 +112,7 @@ class Merger:
                 if _is_pickled(leaf, mode):
                     found.append(self._pickled(leaf, device))
                     continue
-                merges = self._pickle is not None and mode in WHOLE and type(leaf) is int
+                merges = self._pickle is not None and mode in plans.WHOLE and type(leaf) is int
                 if merges and (not self.leaves or index in self._integers):
                     found.append(leaf)
                     continue
@@ -149,9 +125,9 @@ class Merger:
             self._learn(tree, modes, found)
         elif tree != self.tree:
             raise OutputError(
-                f"the function {self._name!r} returned {describe(self.tree)} for one slice and "
-                f"{describe(tree)} for another: it must return the same for every slice."
-                f"{advice_on_keys(self.tree, tree)}"
+                f"the function {self._name!r} returned {plans.describe(self.tree)} for one slice and "
+                f"{plans.describe(tree)} for another: it must return the same for every slice."
+                f"{plans.advice_on_keys(self.tree, tree)}"
             )
         return found
 
@@ -172,13 +148,13 @@ class Merger:
         """An integer of Python's, merged with those of earlier pieces, as it travels."""
         assert self._pickle is not None
         if index in self._integers:
-            number = WHOLE[self.modes[index] or ""](self._integers[index], number)
+            number = plans.WHOLE[self.modes[index] or ""](self._integers[index], number)
         self._integers[index] = number
         if -(1 << 63) <= number < 1 << 63:
             return [np.array(number, INTEGER)]
         return self._pickle(number)
 
-    def _learn(self, tree: Tree, modes: list[str | None], found: list[Found]) -> None:
+    def _learn(self, tree: plans.Tree, modes: list[str | None], found: list[Found]) -> None:
         """Learn from the first piece of a call how outputs are nested, and their dtypes."""
         self.tree, self.modes = tree, modes
         self._operations = [OPERATIONS.get(mode or "") for mode in modes]
@@ -194,8 +170,9 @@ class Merger:
         if index in self._integers and not array.ndim and array.dtype.kind in "iu":
             self.leaves[index] = self._merged(index, int(array))
             return
-        if array.dtype != self.dtypes[index] and self.modes[index] not in (None, MERGE):
-            both = longer(self.dtypes[index], array.dtype) if self.modes[index] == "gather" else None
+        if array.dtype != self.dtypes[index] and self.modes[index] not in (None, plans.MERGE):
+            gathers = self.modes[index] == "gather"
+            both = arrays.longer(self.dtypes[index], array.dtype) if gathers else None
             if both is None:
                 known = self.dtypes[index].newbyteorder("=")
                 what = f"dtype {known} for one slice, {array.dtype} for another"
@@ -206,7 +183,7 @@ class Merger:
             if mode in ("gather", "keep") and array.ndim == 0:
                 what = f'"{mode}" concatenates rows, got a scalar: return an array, or say outputs=None'
                 raise self._error(self.tree, index, what)
-            if mode == "keep" and device.xp is not np and not is_numeric(array.dtype):
+            if mode == "keep" and device.xp is not np and not arrays.is_numeric(array.dtype):
                 what = f'GPUs do not have {array.dtype}, so they cannot keep it: say outputs="gather"'
                 raise self._error(self.tree, index, what)
             if self._several:
@@ -231,9 +208,9 @@ class Merger:
         else:
             operation.merge(pieces[0], partial, out=pieces[0])
 
-    def _error(self, tree: Tree, index: int, what: str) -> OutputError:
+    def _error(self, tree: plans.Tree, index: int, what: str) -> OutputError:
         return OutputError(
-            f"output{cut(leaf_paths(tree)[index])} of the function {self._name!r}: {what}"
+            f"output{cut(plans.leaf_paths(tree)[index])} of the function {self._name!r}: {what}"
         )
 
 
@@ -289,11 +266,8 @@ class Layout:
         return self.done
 
     def _arrange(self, merger: Merger, outbox: NDArray[np.uint8]) -> None:
-        pieces = [
-            (mode, array)
-            for mode, arrays in zip(merger.modes, merger.leaves, strict=True)
-            for array in arrays
-        ]
+        listed = zip(merger.modes, merger.leaves, strict=True)
+        pieces = [(mode, array) for mode, leaf in listed for array in leaf]
         # Reduced leaves first: they have one size on all ranks, so that they get the same place.
         order = sorted(range(len(pieces)), key=lambda number: pieces[number][0] not in OPERATIONS)
         offsets: list[int | None] = [None] * len(pieces)
@@ -309,9 +283,9 @@ class Layout:
         self.keeps = None in offsets
         places = iter(offsets)
         leaves = []
-        for dtype, arrays in zip(merger.dtypes, merger.leaves, strict=True):
-            laid = [Piece(array.shape, code_of(array.dtype), next(places)) for array in arrays]
-            leaves.append(Leaf(code_of(dtype), tuple(laid)))
+        for dtype, leaf in zip(merger.dtypes, merger.leaves, strict=True):
+            laid = [Piece(array.shape, arrays.code_of(array.dtype), next(places)) for array in leaf]
+            leaves.append(Leaf(arrays.code_of(dtype), tuple(laid)))
         self.done = Done(merger.tree, tuple(leaves))
 
 
@@ -320,12 +294,12 @@ def _is_pickled(value: Any, mode: str | None) -> bool:
 
     Python's own numbers reach the user's operation as they are: integers have any number of digits.
     """
-    if mode in (MERGE, None) and is_of_own_class(value):
+    if mode in (plans.MERGE, None) and arrays.is_of_own_class(value):
         return True  # it stays what it is
-    if mode == MERGE:
+    if mode == plans.MERGE:
         return type(value) in (bool, int, float, complex) or not _is_array(value)
     if mode is None:
-        fixed = type(value) is np.ndarray and is_fixed(value.dtype)
+        fixed = type(value) is np.ndarray and arrays.is_fixed(value.dtype)
         return not (fixed or _is_array(value))
     return type(value) is list and mode == "gather"
 
@@ -350,9 +324,9 @@ def _check_no_table(value: Any, mode: str | None) -> None:
 def _is_array(value: Any) -> bool:
     """Whether *value* is an array or a number; not a table, say, which could become one."""
     if isinstance(value, np.ndarray):
-        return is_numeric(value.dtype) and not lost_in(value)
+        return arrays.is_numeric(value.dtype) and not arrays.lost_in(value)
     if isinstance(value, _NUMBERS):
-        return is_numeric(np.asarray(value).dtype)
+        return arrays.is_numeric(np.asarray(value).dtype)
     known = isinstance(value, Variable) or library_of(value) is not None
     return (known or is_on_gpu(value)) and not is_key(value)
 
@@ -360,7 +334,7 @@ def _is_array(value: Any) -> bool:
 def _has_objects(value: list[Any]) -> bool:
     """Whether a list holds anything but arrays with rows, or nothing."""
     try:
-        leaves = [flatten(child)[0] for child in value]
+        leaves = [plans.flatten(child)[0] for child in value]
     except InvalidValue:  # it is nested too deeply
         return True
     rows = all(_is_array(leaf) and getattr(leaf, "ndim", 0) for below in leaves for leaf in below)
@@ -370,9 +344,9 @@ def _has_objects(value: list[Any]) -> bool:
 def in_host_memory(value: Any, device: Device) -> Any:
     """*value* with the arrays in containers as NumPy's."""
     with contextlib.suppress(InvalidValue):  # a list may hold itself
-        leaves, tree = flatten(value, _is_plain)
+        leaves, tree = plans.flatten(value, _is_plain)
         if tree is not None:
-            return unflatten(tree, iter([_in_container(leaf, device) for leaf in leaves]))
+            return plans.unflatten(tree, iter([_in_container(leaf, device) for leaf in leaves]))
     return value
 
 
@@ -396,12 +370,12 @@ def _output(value: Any, mode: str | None = None) -> Array:
     Raises: OutputError for what is no array and no number, or of a dtype that *mode* does not take.
     """
     array: Array = value if type(value) is np.ndarray else _as_array(value, mode)
-    if is_fixed(array.dtype):
+    if arrays.is_fixed(array.dtype):
         operation = OPERATIONS.get(mode or "")
         refusal = operation.refusal(array.dtype) if operation else ""
         if refusal:
             raise OutputError(f'{refusal}. "gather", "keep" and outputs=None take it.')
-        return native(array)
+        return arrays.native(array)
     if isinstance(value, int):
         raise OutputError(
             f"an int of {value.bit_length()} bits does not fit the 64 bits of NumPy's. Return float(…), "
@@ -424,7 +398,7 @@ def _as_array(value: Any, mode: str | None) -> Array:
         array: Array = value  # on this worker's GPU, where it stays
         return array
     if offers(value, "__array__"):
-        array, lost = plain(value)
+        array, lost = arrays.plain(value)
         if lost:
             raise OutputError(
                 f"{shortened(value)}, would lose {lost} With outputs=None, or a function op(a, b), it "

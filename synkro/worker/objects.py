@@ -17,34 +17,10 @@ import numpy as np
 
 from ..errors import InvalidType, InvalidValue, reason
 from ..messages import Parcel, Preserve
+from ..packing import kinds
 from ..packing.code import used_by, uses
 from ..packing.imported import OwnModule
-from ..packing.kinds import (
-    CROWD,
-    FUNCTION,
-    GENERATOR,
-    INSTANCE,
-    KINDS,
-    NAME,
-    OPAQUE,
-    STATEFUL,
-    WHOLE,
-    Contents,
-    Digest,
-    Kind,
-    Name,
-    alike,
-    attributes_of,
-    cached_names,
-    global_generators,
-    goes_by_number,
-    same_contents,
-)
-from ..packing.pickles import (
-    HEAD,
-    PICKLED,
-    Reader,
-)
+from ..packing.pickles import HEAD, PICKLED, Reader
 from ..packing.refused import advice_on_loading
 from ..packing.together import Together
 from ..values.arrays import Array
@@ -57,15 +33,15 @@ class RankObjects:
 
     def __init__(self) -> None:
         self._objects: dict[int, Any] = {}
-        self._kinds: dict[int, Kind] = {}
+        self._kinds: dict[int, kinds.Kind] = {}
         self._by_id: dict[int, int] = {}  # the numbers of what results refer to
         self._together: Together[Copier] | None = None  # whose writer pickles each result apart
         self._modules: dict[int, ModuleType] = {}
         self._bound: dict[tuple[int, str], int] = {}  # numbers of names, by dict and name
-        self._kept: list[tuple[Kind, Any, Contents]] = []
+        self._kept: list[tuple[kinds.Kind, Any, kinds.Contents]] = []
         self._values: list[tuple[Replica, Array]] = []
-        self._prepared: list[tuple[Any, Kind, Contents, Contents]] = []
-        self._unused: list[Name] = []
+        self._prepared: list[tuple[Any, kinds.Kind, kinds.Contents, kinds.Contents]] = []
+        self._unused: list[kinds.Name] = []
         self._next_look = 0.0
         self._computed: dict[int, frozenset[str]] = {}  # cached properties that came with objects
         self._digests: dict[int, Any] = {}  # of what cannot be looked into, when it came
@@ -89,10 +65,10 @@ class RankObjects:
         named = []
         for number, module, name, contents in reader.load():
             named.append(number)
-            place = self._objects[number] = Name(vars(module), name, module)
-            self._kinds[number] = NAME
+            place = self._objects[number] = kinds.Name(vars(module), name, module)
+            self._kinds[number] = kinds.NAME
             self._bound[id(place.names), name] = number
-            NAME.change(place, contents, ())
+            kinds.NAME.change(place, contents, ())
         changed, caching, _ = reader.load()
         renewed = [number for number in changed if not self._kinds[number].apart]
         self._forget_prepared([*named, *changed], renewed)
@@ -103,20 +79,22 @@ class RankObjects:
         placed = reader.load()
         found = reader.placed(place for place, _, _ in placed)
         for (_, number, kind), obj in zip(placed, found, strict=True):
-            self._objects[number], self._kinds[number] = obj, KINDS[kind]
-            if goes_by_number(obj):
+            self._objects[number], self._kinds[number] = obj, kinds.KINDS[kind]
+            if kinds.goes_by_number(obj):
                 self._by_id[id(obj)] = number
-            if KINDS[kind] in _WHOLES:
-                self._digests[number] = KINDS[kind].look(obj)[WHOLE]
-            elif KINDS[kind] in (INSTANCE, STATEFUL) and (names := cached_names(type(obj))):
-                self._computed[number] = names & (attributes_of(obj) or {}).keys()
+            if kinds.KINDS[kind] in _WHOLES:
+                self._digests[number] = kinds.KINDS[kind].look(obj)[kinds.WHOLE]
+            elif kinds.KINDS[kind] in (kinds.INSTANCE, kinds.STATEFUL) and (
+                names := kinds.cached_names(type(obj))
+            ):
+                self._computed[number] = names & (kinds.attributes_of(obj) or {}).keys()
         self._came.update(changed, (number for _, number, _ in placed))
         self._sender = None
         for number in self._digests.keys() & changed:
-            self._digests[number] = self._kinds[number].look(self._objects[number])[WHOLE]
+            self._digests[number] = self._kinds[number].look(self._objects[number])[kinds.WHOLE]
         return specs, movable
 
-    def assign(self, entries: dict[int, Contents], caching: Sequence[int]) -> None:
+    def assign(self, entries: dict[int, kinds.Contents], caching: Sequence[int]) -> None:
         """Put numbers and strings into objects; those *caching* keep what they have computed of them."""
         self._forget_prepared([*entries])
         self._came.update(entries)
@@ -124,14 +102,14 @@ class RankObjects:
             self._change(number, contents, (), False)
         self._forget_computed(caching)
 
-    def prepared(self, obj: Any, kind: Kind, before: Contents, now: Contents) -> None:
+    def prepared(self, obj: Any, kind: kinds.Kind, before: kinds.Contents, now: kinds.Contents) -> None:
         """A task has set attributes of an object, which looked otherwise *before*."""
         self._prepared.append((obj, kind, before, now))
 
-    def crowd_prepared(self, number: int, before: Contents) -> None:
+    def crowd_prepared(self, number: int, before: kinds.Contents) -> None:
         """Tasks may have set attributes in a crowd, which looked otherwise *before*."""
-        if before[WHOLE] == self._digests[number]:
-            self._digests[number] = CROWD.look(self._objects[number])[WHOLE]
+        if before[kinds.WHOLE] == self._digests[number]:
+            self._digests[number] = kinds.CROWD.look(self._objects[number])[kinds.WHOLE]
 
     def _forget_prepared(self, changed: Sequence[int], renewed: Sequence[int] = ()) -> None:
         """The program has changed objects: put away what was computed of how they were before.
@@ -151,7 +129,7 @@ class RankObjects:
         self._prepared = []
         caches = [obj for obj in self._objects.values() if isinstance(obj, functools._lru_cache_wrapper)]
         objects = [self._objects[number] for number in changed if caches]
-        found = {(id(o.names), o.name) if isinstance(o, Name) else id(o) for o in objects}
+        found = {(id(o.names), o.name) if isinstance(o, kinds.Name) else id(o) for o in objects}
         for cache in caches:
             if not found.isdisjoint(used_by(cache)):
                 cache.cache_clear()
@@ -161,8 +139,8 @@ class RankObjects:
         computed of that here."""
         for number in caching:
             obj = self._objects[number]
-            for name in cached_names(type(obj)) - self._computed.get(number, frozenset()):
-                (attributes_of(obj) or {}).pop(name, None)
+            for name in kinds.cached_names(type(obj)) - self._computed.get(number, frozenset()):
+                (kinds.attributes_of(obj) or {}).pop(name, None)
 
     def _change(self, number: int, contents: Any, gone: tuple[Any, ...], whole: bool) -> None:
         """Put *contents* into an object, and delete the entries *gone*: if *whole*, all others."""
@@ -173,7 +151,7 @@ class RankObjects:
             kind.change(obj, contents, gone)
         if number in self._computed:
             kept = self._computed[number] - set(gone)
-            self._computed[number] = kept | (cached_names(type(obj)) & contents.keys())
+            self._computed[number] = kept | (kinds.cached_names(type(obj)) & contents.keys())
 
     def _reader(self, parcel: Parcel, memory: memoryview) -> Reader:
         buffers = [memory[start:stop] for start, stop in parcel.buffers]
@@ -191,7 +169,7 @@ class RankObjects:
             except Exception:  # its __getstate__ does not work here: nobody can tell
                 found.append(False)
                 continue
-            before = {WHOLE: self._digests[number]} if kind in _WHOLES else came
+            before = {kinds.WHOLE: self._digests[number]} if kind in _WHOLES else came
             same = (
                 all(_equal(now.get(key, _GONE), expected.get(key, _GONE)) for key in keys)
                 for expected in (before, after)
@@ -205,9 +183,9 @@ class RankObjects:
         found = []
         for number, came in self._reader(parcel, memory).load():
             kind = self._kinds[number]
-            before = {WHOLE: self._digests[number]} if kind in _WHOLES else came
+            before = {kinds.WHOLE: self._digests[number]} if kind in _WHOLES else came
             try:
-                if before is not None and same_contents(kind, before, self.look(number)):
+                if before is not None and kinds.same_contents(kind, before, self.look(number)):
                     continue
             except Exception:  # its __getstate__ does not work here: nobody can tell
                 pass
@@ -225,7 +203,7 @@ class RankObjects:
                 if number in self._sender.parts:
                     contents[number] = WholeObject(obj)
                 else:
-                    held: Contents = {} if kind is OPAQUE else self.look(number)
+                    held: kinds.Contents = {} if kind is kinds.OPAQUE else self.look(number)
                     contents[number] = kind.travelling(obj, held)
             return self._sender.together(contents)
         except Exception:  # of the object's own methods
@@ -247,7 +225,7 @@ class RankObjects:
                     continue
                 if isinstance(contents, WholeObject):
                     self._replace(number, contents.obj)
-                elif self._kinds[number] in (OPAQUE, STATEFUL):  # which copies what others hold
+                elif self._kinds[number] in (kinds.OPAQUE, kinds.STATEFUL):  # copies what others hold
                     late.append((number, contents))
                 else:
                     self._put(number, contents)
@@ -259,15 +237,15 @@ class RankObjects:
         """Have another object be object *number*, also where names and functions refer to it."""
         before, self._objects[number] = self._objects[number], obj
         for each, kind in self._kinds.items():
-            if kind in (NAME, FUNCTION):
+            if kind in (kinds.NAME, kinds.FUNCTION):
                 held = kind.look(self._objects[each])
                 stale = {key: obj for key, value in held.items() if value is before}
                 if stale:
                     kind.change(self._objects[each], stale, ())
 
-    def _put(self, number: int, contents: Contents) -> None:
+    def _put(self, number: int, contents: kinds.Contents) -> None:
         obj, kind = self.found(number)
-        if kind is FUNCTION:
+        if kind is kinds.FUNCTION:
             kind.change(obj, contents, tuple(vars(obj).keys() - contents.keys()))
         else:
             kind.put_back(obj, contents)
@@ -285,10 +263,10 @@ class RankObjects:
         """Whether object *number* is there."""
         return number in self._objects
 
-    def look(self, number: int) -> Contents:
+    def look(self, number: int) -> kinds.Contents:
         """What an object holds, but for what tasks have prepared."""
         obj, kind = self._objects[number], self._kinds[number]
-        found = dict(vars(obj)) if kind is FUNCTION else kind.look(obj)
+        found = dict(vars(obj)) if kind is kinds.FUNCTION else kind.look(obj)
         for prepared, _, before, now in self._prepared:
             if prepared is obj:
                 found = _without(found, before, now)
@@ -304,7 +282,7 @@ class RankObjects:
         self._kept, self._values = [], []
         if command.keep:
             pairs = [self.found(number) for number in command.objects]
-            pairs += [(generator, GENERATOR) for generator in global_generators()]
+            pairs += [(generator, kinds.GENERATOR) for generator in kinds.global_generators()]
             self._kept = [(kind, obj, kind.kept(obj)) for obj, kind in pairs]
             self._values = [(variable, variable.whole.copy()) for variable in variables]
 
@@ -315,7 +293,7 @@ class RankObjects:
         """
         return Copier(self._by_id, sys.maxsize).pickled(self._objects[number])[0]
 
-    def found(self, number: int) -> tuple[Any, Kind]:
+    def found(self, number: int) -> tuple[Any, kinds.Kind]:
         """An object, and its kind."""
         return self._objects[number], self._kinds[number]
 
@@ -368,8 +346,8 @@ class RankObjects:
 
     def generators(self) -> dict[int, Any]:
         """The random generators among the objects, by number."""
-        kinds = self._kinds.items()
-        return {number: self._objects[number] for number, kind in kinds if kind is GENERATOR}
+        found = (number for number, kind in self._kinds.items() if kind is kinds.GENERATOR)
+        return {number: self._objects[number] for number in found}
 
     def drop(self, number: int) -> None:
         """No function uses object *number* any more."""
@@ -380,7 +358,7 @@ class RankObjects:
         self._prepared = [entry for entry in self._prepared if entry[0] is not obj]
         for known in (self._digests, self._computed, self._kinds):
             known.pop(number, None)
-        if isinstance(obj, Name) and self._bound.get((id(obj.names), obj.name)) == number:
+        if isinstance(obj, kinds.Name) and self._bound.get((id(obj.names), obj.name)) == number:
             del self._bound[id(obj.names), obj.name]
             if isinstance(obj.home, OwnModule):  # not a module of an installed package
                 self._unused.append(obj)
@@ -427,10 +405,10 @@ class RankObjects:
 
 _GONE = object()
 
-_WHOLES = (OPAQUE, CROWD)  # kinds that are compared by digests
+_WHOLES = (kinds.OPAQUE, kinds.CROWD)  # kinds that are compared by digests
 
 
-def _without(there: Contents, before: Contents, now: Contents) -> Contents:
+def _without(there: kinds.Contents, before: kinds.Contents, now: kinds.Contents) -> kinds.Contents:
     """What is *there* without what was prepared, where *before* became *now*; itself if there is
     nothing."""
     mine = [key for key in now if now[key] is not before.get(key, _GONE)]
@@ -469,6 +447,6 @@ def _uninstall(module: ModuleType) -> None:
 
 def _equal(now: Any, expected: Any) -> bool:
     """Whether an entry is what is *expected*, or has its digest."""
-    if isinstance(expected, Digest) and not isinstance(now, Digest):
-        return OPAQUE.look(now)[WHOLE] == expected and expected.nbytes > 0
-    return alike(now, expected)
+    if isinstance(expected, kinds.Digest) and not isinstance(now, kinds.Digest):
+        return kinds.OPAQUE.look(now)[kinds.WHOLE] == expected and expected.nbytes > 0
+    return kinds.alike(now, expected)

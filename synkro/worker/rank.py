@@ -3,16 +3,22 @@
 Large outputs of a call wait here.  ``Store`` copies them to a segment that all ranks see; then, in
 ``Reduce``, every rank reduces its share of the elements.  Outputs that stay on the workers wait for
 ``Keep``, which makes variables of them.
+
+A run that has failed is done once more: copied for the main program, or with a debugger in it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import marshal
 import os
+import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from typing import Any
+
+import numpy as np
 
 from .. import messages
 from ..comms.base import Communicator
@@ -20,20 +26,82 @@ from ..comms.gpu import GpuCommunicator
 from ..comms.ops import OPERATIONS, Operation, reduce_share
 from ..devices import context
 from ..devices.base import Device
-from ..errors import InternalError
+from ..errors import InternalError, InvalidValue, folded
 from ..machine import unlinked
 from ..memory.interrupts import uninterrupted
-from ..messages import Ack, Command, Phase, Reply
+from ..messages import Ack, Command, Phase, Replay, Reply
 from ..packing import place, settings
+from ..packing.scene import Began, Scene, singles_at
 from ..storage import targets
 from ..values.arrays import Array
+from ..values.random import with_states
 from . import variables
 from .call import PreparedCall
 from .group import Group
-from .replay import replayed
 from .safekeeping import Safekeeping, restore
+from .scene import SceneWriter, imported_by
 from .tasks import Tasks
 from .workspace import Workspace
+
+
+def replayed(rank: Workspace, command: Replay) -> bytes:
+    """The ``Scene``, pickled; or, after a debugger was in it, whether the function has raised something.
+
+    Raises: what pickling raises.
+    """
+    plan, began = command.plan, pickle.loads(command.began)
+    spec = rank.functions[plan.function]
+    call = PreparedCall(rank, plan)
+    world = tuple(range(rank.size)) if began.task else plan.world if spec.finish else plan.participants
+    if rank.number not in world:
+        raise InvalidValue(
+            f"rank {rank.number} has no rows any more: the arguments of the call have fewer now. Call "
+            f"the function with those that it failed on, and replay that."
+        )
+    place = world.index(rank.number), len(world)
+    owned = rank.objects.generators()
+    states = [(owned[number], state) for number, state in began.owned.items() if number in owned]
+    with _given(rank, call, command, began) as (args, kwargs), with_states(states):
+        if command.opens:
+            return pickle.dumps(_entered(rank, spec.fn, args, kwargs, began, place))
+        rows = None if began.task else call.rows()
+        writer = SceneWriter()
+        parts = rows, place, rank.group.where, imported_by(spec.fn), dict(np.geterr())
+        writer.dump(Scene(spec.fn, [*args], dict(kwargs), *parts))
+        return writer.stream
+
+
+@contextlib.contextmanager
+def _given(
+    rank: Workspace, call: PreparedCall, command: Replay, began: Began
+) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """A block with the arguments of the run."""
+    if command.item is None:
+        with call.shown(began.piece) as found:
+            yield found
+        return
+    stream, buffers = pickle.loads(command.item)
+    args = rank.objects.unpickled("the item", stream, buffers)
+    with contextlib.closing(call.common()) as common:
+        yield args, next(common) if command.plan.inputs else {}
+
+
+def _entered(
+    rank: Workspace, fn: Any, args: Any, kwargs: Any, began: Began, place: tuple[int, int]
+) -> bool:
+    """Run the function, and open a debugger at the line that raises; returns whether one does."""
+    rng = [] if began.rng is None else [(rank.group.generator.own(), began.rng)]
+    with rank.group.replaying(began.results, place), with_states([*rng, *singles_at(began)]):
+        try:
+            rank.run(fn, args, kwargs)
+        except Exception as error:
+            import pdb  # noqa: PLC0415  it takes a while
+
+            trace = folded(error).__traceback__
+            print(f"{type(error).__name__}: {error}")
+            pdb.post_mortem(trace)
+            return True
+        return False
 
 
 class Rank(Workspace):
@@ -60,15 +128,15 @@ class Rank(Workspace):
             messages.Release: lambda command: None,
             messages.Distribute: self._load,
             messages.Renew: lambda command: self._take(command.parcel),
-            messages.Compare: self._compare,
+            messages.Compare: lambda c: messages.Compared(self.objects.compare(*self._held(c.parcel))),
             messages.Secure: self._safekeeping.secure,
             messages.Revert: self._safekeeping.revert,
             messages.Restore: partial(restore, self),
-            messages.Changes: self._survey,
+            messages.Changes: lambda c: messages.Changed(self.objects.survey(*self._held(c.parcel))),
             messages.Copy: self._copy_several,
             messages.Recover: lambda command: self.objects.recover(command.pickles),
-            messages.Fetch: self._copy,
-            messages.Replay: self._replay,
+            messages.Fetch: lambda c: self._copied(c, lambda: self.objects.copy(c.number)),
+            messages.Replay: lambda c: self._copied(c, lambda: replayed(self, c)),
             messages.Preserve: self._preserve,
             messages.Start: self._start,
             messages.Initialize: self._initialize,
@@ -161,7 +229,7 @@ class Rank(Workspace):
 
     def _take(self, parcel: messages.Parcel) -> None:
         functions, movable = self.objects.load(
-            parcel, self._memory(parcel), lambda done: self.report(Phase.LOADING, done)
+            *self._held(parcel), lambda done: self.report(Phase.LOADING, done)
         )
         self.draws.forget()
         self.device.welcome(movable)
@@ -177,34 +245,26 @@ class Rank(Workspace):
                     self._descriptors.release(number)
         self._tasks.work(command)
 
-    def _compare(self, command: messages.Compare) -> messages.Compared:
-        parcel = command.parcel
-        return messages.Compared(self.objects.compare(parcel, self._memory(parcel)))
-
-    def _survey(self, command: messages.Changes) -> messages.Changed:
-        parcel = command.parcel
-        return messages.Changed(self.objects.survey(parcel, self._memory(parcel)))
-
     def _copy_several(self, command: messages.Copy) -> messages.Copies:
         objects = self.objects
         lost = tuple(number for number in command.numbers if objects.pickle([number]) is None)
         found = objects.pickle([number for number in command.numbers if number not in lost])
         return messages.Copies(b"" if found is None else found.stream, lost)
 
-    def _copy(self, command: messages.Fetch) -> messages.Copied:
-        mine = self.number == command.rank
-        return messages.Copied(self.objects.copy(command.number) if mine else b"")
-
-    def _replay(self, command: messages.Replay) -> messages.Copied:
-        mine = self.number == command.rank
-        return messages.Copied(replayed(self, command) if mine else b"")
+    def _copied(
+        self, command: messages.Fetch | messages.Replay, copy: Callable[[], bytes]
+    ) -> messages.Copied:
+        """A copy that is made by the rank alone which the command names."""
+        return messages.Copied(copy() if self.number == command.rank else b"")
 
     def _preserve(self, command: messages.Preserve) -> None:
         self.group.check(command.keep)
         self.objects.preserve(command, self.variables.values())
 
-    def _memory(self, parcel: messages.Parcel) -> memoryview:
-        return memoryview(b"") if parcel.segment is None else self.segments.memory(parcel.segment).data
+    def _held(self, parcel: messages.Parcel) -> tuple[messages.Parcel, memoryview]:
+        """A parcel, and the memory of its segment."""
+        number = parcel.segment
+        return parcel, memoryview(b"") if number is None else self.segments.memory(number).data
 
     def _storing(self, command: messages.Store) -> Callable[[], Reply]:
         places = [(p.leaf, p.piece, self.array(p.region)) for p in command.placements[self.number]]

@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 
 
 def fed_from_files(
-    device: Device,
-    pieces: Sequence[Sequence[Source | None]],
-    wanted: Sequence[Piece],
-    columns: list[int],
+    device: Device, pieces: Sequence[list[Source | None]], wanted: Sequence[Piece], columns: list[int]
 ) -> Generator[list[Any], None, None]:
     """Yield what ``device.feed`` does of *pieces*, with what is *wanted* of files in their *columns*.
 

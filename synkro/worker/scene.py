@@ -201,10 +201,7 @@ class SceneWriter(pickles.Stream):
         return pickles.another_class(cls, pickles.reduced_class(super().reducer_override, cls, module))
 
 
-_LOCKS: dict[type, Callable[[], Any]] = {
-    type(threading.Lock()): threading.Lock,
-    type(threading.RLock()): threading.RLock,
-}
+_LOCKS: dict[type, Callable[[], Any]] = {type(new()): new for new in (threading.Lock, threading.RLock)}
 _STANDS = "__stands_for_names__"
 
 

@@ -17,27 +17,8 @@ from ..errors import InvalidValue, OutputError, SharedMemoryError, reason, short
 from ..ipc.listener import Listener
 from ..ipc.queue import ALONE, EACH, FAILED, TOGETHER, Batch, Pickles, Taker, Ticket, fits
 from ..messages import Phase, Work
+from ..packing import kinds
 from ..packing.futures import Runner
-from ..packing.kinds import (
-    ARRAY,
-    CLASS,
-    CONTEXT,
-    CROWD,
-    DICT,
-    FUNCTION,
-    GENERATOR,
-    INSTANCE,
-    NAME,
-    OPAQUE,
-    SEQUENCE,
-    STATEFUL,
-    TENSOR,
-    WHOLE,
-    Contents,
-    Kind,
-    container_kind,
-    same_contents,
-)
 from ..packing.pickles import NUMBERS, check_cause, is_small
 from ..packing.together import Together
 from ..values.arrays import Array
@@ -49,7 +30,12 @@ from .merging import in_host_memory
 from .terminal import end_lines, open_lines
 from .workspace import Workspace
 
-_LOOKED_AT = (DICT, SEQUENCE, INSTANCE, STATEFUL, TENSOR, CLASS, FUNCTION, NAME, GENERATOR)
+Columns = list[list[Any]]  # of items, by argument
+
+_LOOKED_AT = (
+    *(kinds.DICT, kinds.SEQUENCE, kinds.INSTANCE, kinds.STATEFUL, kinds.TENSOR),
+    *(kinds.CLASS, kinds.FUNCTION, kinds.NAME, kinds.GENERATOR),
+)
 _LOOKED_INTO = 1 << 27  # bytes of a table up to which it is looked into: that takes 0.1 s
 _KEPT = 1 << 24  # bytes of tensors and tables of which a map keeps what they held, to put it back
 _WRITTEN = 1 << 20  # bytes of arrays of which it does: libraries may write to read-only ones
@@ -122,7 +108,7 @@ class Tasks(Task):
         self._state: _State | None = None  # of a map that goes on, or has failed
         self._taker = Taker(rank.number, queue, listener.blocks_read)
         os.register_at_fork(after_in_child=self._on_fork)
-        self._items: tuple[Batch, list[list[Any]]] | None = None  # of a batch that is pickled together
+        self._items: tuple[Batch, Columns] | None = None  # of a batch that is pickled together
         self._function = 0  # the number of the last function
         self._quota = 1  # how many items the next run should have
         self._done = 0  # how many items were done in the command
@@ -273,7 +259,7 @@ class Tasks(Task):
 
     # ── items ────────────────────────────────────────────────────────────────────────────────────
 
-    def _columns(self, batch: Batch) -> list[list[Any]] | None:
+    def _columns(self, batch: Batch) -> Columns | None:
         """The items of a batch that are pickled together, by argument; None of any other.
 
         Those that have begun are no longer there.
@@ -285,11 +271,7 @@ class Tasks(Task):
         return self._items[1]
 
     def _arguments(
-        self,
-        batch: Batch,
-        columns: list[list[Any]] | None,
-        index: int,
-        common: Iterator[dict[str, Any]] | None,
+        self, batch: Batch, columns: Columns | None, index: int, common: Iterator[dict[str, Any]] | None
     ) -> tuple[Sequence[Any], dict[str, Any]]:
         """What the function gets for an item of a batch."""
         self._rank.report(Phase.TASK, self.number)
@@ -390,9 +372,9 @@ class Tasks(Task):
                 alike = [*takewhile(lambda each: _is_like(each, first), results[start:stop])]
             several = first._replace(parts=[part for each in alike for part in each.parts])
         else:
-            alike, kinds = results[start:stop], [*map(type, results[start:stop])]
-            if Pickles in kinds:
-                del alike[kinds.index(Pickles) :]
+            alike, classes = results[start:stop], [*map(type, results[start:stop])]
+            if Pickles in classes:
+                del alike[classes.index(Pickles) :]
             stream, by_us = run.together.pickled(alike)
             several = Pickles(TOGETHER, [stream], by_us)
         stop = start + len(alike)
@@ -506,29 +488,29 @@ class _Shared:
 
     __slots__ = ("first", "kept", "kind", "last", "obj", "path", "was_set")
 
-    def __init__(self, obj: Any, kind: Kind, path: str) -> None:
+    def __init__(self, obj: Any, kind: kinds.Kind, path: str) -> None:
         self.obj, self.kind, self.path = obj, kind, path
         self.first = self.last = self.look()
-        self.kept: Contents | None = None
+        self.kept: kinds.Contents | None = None
         self.was_set = False
 
-    def look(self) -> Contents:
+    def look(self) -> kinds.Contents:
         """How the object looks now."""
-        if self.kind is TENSOR:
+        if self.kind is kinds.TENSOR:
             return {"written": times_written(self.obj)}
-        if self.kind is GENERATOR:
-            return {WHOLE: pickle.dumps(state_of(self.obj))}
+        if self.kind is kinds.GENERATOR:
+            return {kinds.WHOLE: pickle.dumps(state_of(self.obj))}
         return self.kind.look(self.obj)
 
     def keep(self, left: int) -> int:
         """Keep what the object holds, if a copy takes at most *left* bytes; returns how many are left
         then."""
         nbytes = 0
-        if self.kind is TENSOR:  # of sparse ones more than they have
+        if self.kind is kinds.TENSOR:  # of sparse ones more than they have
             nbytes = int(self.obj.numel() * self.obj.element_size())
-        elif self.kind is OPAQUE:
-            nbytes = int(self.first[WHOLE].nbytes)
-        elif self.kind is not GENERATOR:
+        elif self.kind is kinds.OPAQUE:
+            nbytes = int(self.first[kinds.WHOLE].nbytes)
+        elif self.kind is not kinds.GENERATOR:
             self.kept = self.first
             return left
         if nbytes > left:
@@ -539,9 +521,9 @@ class _Shared:
     def is_allowed(self) -> bool:
         """Whether nothing has changed since the last look, or only what may."""
         now, before = self.look(), self.last
-        if same_contents(self.kind, before, now):
+        if kinds.same_contents(self.kind, before, now):
             return True
-        if self.kind in (DICT, SEQUENCE, TENSOR, OPAQUE, GENERATOR):
+        if self.kind in (kinds.DICT, kinds.SEQUENCE, kinds.TENSOR, kinds.OPAQUE, kinds.GENERATOR):
             return False
         if any(before.get(key) is not None and before[key] is not now.get(key) for key in before):
             if before is not self.first:  # a later task than the one that first set anything
@@ -552,7 +534,7 @@ class _Shared:
 
     def put_back(self) -> None:
         """Have the object hold what it held when the map began."""
-        if self.kept is not None and not same_contents(self.kind, self.first, self.look()):
+        if self.kept is not None and not kinds.same_contents(self.kind, self.first, self.look()):
             self.kind.put_back(self.obj, self.kept)
 
 
@@ -575,8 +557,8 @@ class _State:
         self._ran: list[int] = []  # items since the last check
         self._seen: list[_Shared] = []
         self._tables: list[_Shared] = []  # to look into one takes long
-        self._copies: list[tuple[Array, Contents]] = []
-        self._crowds: list[tuple[int, Contents]] = []
+        self._copies: list[tuple[Array, kinds.Contents]] = []
+        self._crowds: list[tuple[int, kinds.Contents]] = []
         self._free: list[_Shared] = []
         self._next_look = 0.0
         left, room = _KEPT, _WRITTEN
@@ -586,20 +568,21 @@ class _State:
             obj, kind = found[number]
             if isinstance(obj, np.ndarray):
                 self.arrays.append(obj)
-                if kind is ARRAY and obj.nbytes <= room:
-                    self._copies.append((obj, ARRAY.kept(obj)))
+                if kind is kinds.ARRAY and obj.nbytes <= room:
+                    self._copies.append((obj, kinds.ARRAY.kept(obj)))
                     room -= obj.nbytes
                 continue
-            if kind is CROWD:
-                self._crowds.append((number, CROWD.look(obj)))
-                kind = container_kind(obj)
-            free = kind is CONTEXT or is_mock(obj) or id(obj) in records
-            if free or kind in _LOOKED_AT or (kind is OPAQUE and hasattr(obj, "__next__")):
+            if kind is kinds.CROWD:
+                self._crowds.append((number, kinds.CROWD.look(obj)))
+                kind = kinds.container_kind(obj)
+            free = kind is kinds.CONTEXT or is_mock(obj) or id(obj) in records
+            if free or kind in _LOOKED_AT or (kind is kinds.OPAQUE and hasattr(obj, "__next__")):
                 shared = _Shared(obj, kind, path)
                 left = shared.keep(left)
                 (self._free if free else self._seen).append(shared)
             elif (
-                is_table(obj) and (table := _Shared(obj, kind, path)).first[WHOLE].nbytes <= _LOOKED_INTO
+                is_table(obj)
+                and (table := _Shared(obj, kind, path)).first[kinds.WHOLE].nbytes <= _LOOKED_INTO
             ):
                 self._tables.append(table)
                 left = table.keep(left)
@@ -618,8 +601,7 @@ class _State:
             if not shared.is_allowed():
                 raise self._changed(shared)
         self._ran.clear()
-        end = time.monotonic()
-        self._next_look = 2 * end - start
+        self._next_look = 2 * time.monotonic() - start
 
     def settle(self) -> None:
         """The map has ended well: keep what tasks have prepared, where nothing was."""
@@ -638,21 +620,22 @@ class _State:
         for shared in (*self._tables, *self._seen, *self._free):
             shared.put_back()
         for array, contents in self._copies:
-            ARRAY.put_back(array, contents)
+            kinds.ARRAY.put_back(array, contents)
 
     def _changed(self, shared: _Shared) -> InvalidValue:
         at = ""
         if self._ran:
             first, last = self._ran[0], self._ran[-1]
             at = f", at item {last}" if first == last else f", at an item from {first} to {last}"
-        if shared.kind is GENERATOR:
+        if shared.kind is kinds.GENERATOR:
             return InvalidValue(
                 f"the function {self._name!r} draws from {shared.path}{at}. Each worker has a copy of "
                 f"it, so the numbers would repeat, and depend on who runs which task. Draw from "
                 f"synk.rng() in the function: it is the item's own. Or put a seed into each item, and "
                 f"draw from np.random.default_rng(seed)."
             )
-        inside = shared.kind in (DICT, SEQUENCE) and "." in shared.path  # what a flat copy would share
+        holds = shared.kind in (kinds.DICT, kinds.SEQUENCE)
+        inside = holds and "." in shared.path  # what a flat copy would share
         copier = f"copy.{'deepcopy' if inside else 'copy'}(…)"
         return InvalidValue(
             f"the function {self._name!r} changes {shared.path}{at}. Each worker has its own, which "

@@ -50,8 +50,7 @@ def keep_outputs(rank: Workspace, command: messages.Keep) -> None:
 
 def _joined(rank: Workspace, pieces: list[Array], kept: messages.KeptOutput) -> Array:
     """The pieces of an output, copied into one array."""
-    rows = sum(len(piece) for piece in pieces)
-    array = rank.comm.empty((rows, *kept.tail), kept.dtype)
+    array = rank.comm.empty((sum(len(piece) for piece in pieces), *kept.tail), kept.dtype)
     start = 0
     for piece in pieces:
         rank.device.assign(array[start : start + len(piece)], piece)

@@ -26,8 +26,7 @@ from ..errors import CollectiveError, UsageError, reason, with_article
 from ..ipc.descriptors import Descriptors
 from ..ipc.listener import Listener
 from ..ipc.process import give_up
-from ..memory.segment import Segment
-from ..memory.table import SegmentTable
+from ..memory.segment import Segment, SegmentTable
 from ..messages import Failed, FunctionSpec, Phase
 from ..packing.failures import kinds, pickled, sent
 from ..plan.call import Access, Region

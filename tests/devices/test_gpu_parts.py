@@ -18,15 +18,14 @@ from support.leftovers import children
 from synkro.comms.direct import NATIVE, REDUCTIONS, carrier, decode, encode
 from synkro.comms.ops import OPERATIONS, Operation
 from synkro.controller.placement.choice import Assignment, Room, choose
-from synkro.controller.placement.nccl import SOCKETS, nccl_environment, why_not_nccl
-from synkro.controller.placement.placement import Placement
+from synkro.controller.placement.placement import SOCKETS, Placement, nccl_environment, why_not_nccl
 from synkro.devices import gpus, pins
 from synkro.devices.base import Source
 from synkro.devices.gpus import Gpu, Visible
 from synkro.devices.pins import PINNED_FROM, Pins
 from synkro.devices.portions import fill, portions
 from synkro.errors import InvalidType, InvalidValue, NotAvailable
-from synkro.hosts.compare import unlike_gpus
+from synkro.hosts.pool import unlike_gpus
 
 pytestmark = pytest.mark.quick
 

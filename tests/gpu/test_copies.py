@@ -65,9 +65,9 @@ def late(value, keep, device=None):
 
 def slow_down(seconds, before=lambda: None, after=lambda: None):
     """Have buffers be filled slowly on this rank."""
-    from synkro.devices import buffers
+    from synkro.devices import inputs
 
-    fill = buffers.fill
+    fill = inputs.fill
 
     def slow(*args):
         before()
@@ -75,7 +75,7 @@ def slow_down(seconds, before=lambda: None, after=lambda: None):
         fill(*args)
         after()
 
-    buffers.fill = slow
+    inputs.fill = slow
 
 
 # ── in order ─────────────────────────────────────────────────────────────────────────────────────
@@ -88,9 +88,9 @@ def test_what_a_function_assigns_goes_its_way_beside_the_next_slice(session):
     w = session.shared(np.zeros(3 << 20))
 
     def prepare():
-        from synkro.devices import buffers
+        from synkro.devices import inputs
 
-        buffers.BUFFER = 1 << 18  # so that the two meet often
+        inputs.BUFFER = 1 << 18  # so that the two meet often
 
     def f(x):
         w.value = np.arange(3 << 20, dtype="f8")

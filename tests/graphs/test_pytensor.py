@@ -11,7 +11,7 @@ from support.leftovers import children
 from support.streams import default_updates, random_draw
 from support.waiting import wait_until
 from synkro import extensions as ext
-from synkro.controller.calls import graphs
+from synkro.controller.calls import forms
 from synkro.controller.engine.engine import Engine
 from synkro.controller.variables.collectives import Collectives
 from synkro.errors import InvalidIndex, InvalidValue
@@ -99,7 +99,7 @@ def test_a_long_compilation_is_announced(capsys, monkeypatch):
         return announcing(lambda text: (say(text), said.set()), text, 0.0)
 
     monkeypatch.setattr(Graph, "compiled", long)
-    monkeypatch.setattr(graphs, "announcing", impatient)
+    monkeypatch.setattr(forms, "announcing", impatient)
     x = T.vector("x")
     with synk.Session(1) as session:
         session.function([x], x.sum(), name="f")

@@ -3,10 +3,8 @@
 ::
 
     forms         the two forms of ``function()``: of a callable, and of a graph
-    graphs        functions of PyTensor graphs
     function      ``Function``: plan, run, collect
-    request       what one call is asked to do
-    planner       from the arguments of a call to its plan
+    planner       what one call is asked to do; from its arguments to its plan
     arguments     arguments on their way to the workers
     initializer   what each worker does before all else
     replacement   another worker in the place of one that has died, with all that it had

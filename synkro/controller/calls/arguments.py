@@ -322,11 +322,8 @@ class Arguments:
         """What is no array and no number: pickled, in memory with room for another one."""
         stream, buffers = self._dump(value, self._called(bound), _VIEWED)
         table = [len(buffers), len(stream), *map(len, buffers)]
-        parts: list[bytes | memoryview] = [
-            b"".join(length.to_bytes(plans.LENGTH, "little") for length in table),
-            stream,
-            *buffers,
-        ]
+        head = b"".join(length.to_bytes(plans.LENGTH, "little") for length in table)
+        parts: list[bytes | memoryview] = [head, stream, *buffers]
         ends = list(accumulate(aligned(len(part)) for part in parts))
         buffer = self._pickles.get(index)
         if buffer is None or not ends[-1] <= len(buffer.array) <= 8 * ends[-1]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from ...errors import InvalidType, InvalidValue, SessionClosed
 from ...memory.segment import descriptors_for
@@ -31,10 +31,8 @@ class Background:
         self._variables = variables
         self._lock = threading.Lock()  # calls may be submitted by several threads
         self._threads: dict[int, ThreadPoolExecutor] = {}
-        self._last: weakref.WeakValueDictionary[int, Future[Any]] = weakref.WeakValueDictionary()
-        self._ranks: weakref.WeakKeyDictionary[Future[Any], tuple[int, ...]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._last: WeakValueDictionary[int, Future[Any]] = WeakValueDictionary()
+        self._ranks: WeakKeyDictionary[Future[Any], tuple[int, ...]] = WeakKeyDictionary()
 
     @functools.wraps(Variables.transfer)
     def transfer(self, value: Any, target: str | int | None) -> Any:

@@ -17,32 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-from ...errors import (
-    InvalidType,
-    InvalidValue,
-    NotForked,
-    SessionClosed,
-    UsageError,
-    WorkerError,
-    check_keywords,
-    counted,
-    folded,
-    named,
-    shortened,
-    warn,
-)
-from ...ipc.channel import Lane
+from ... import errors
+from ...ipc.channel import Lane, OnTick
 from ...messages import FunctionSpec, Phase, Release
 from ...plan.binding import RESERVED, Binder, Bound
 from ...plan.call import CallPlan
-from ...plan.outputs import (
-    DEFAULT,
-    check_modes,
-    for_workers,
-    modes_of,
-    only_one,
-    take_subset,
-)
+from ...plan.outputs import DEFAULT, check_modes, for_workers, modes_of, only_one, take_subset
 from ...values.arrays import checked_bool, checked_seconds
 from ..data.data import make_data
 from ..engine.engine import Engine, State
@@ -54,9 +34,8 @@ from ..variables.mirror import Bridge
 from ..variables.shared import check_there
 from .check import compare, preserved, raise_refusal
 from .distribution import SentFunction, Services
-from .planner import Planned, Planner
+from .planner import Planned, Planner, Request, arrived, snapshot
 from .replay import remembered
-from .request import Request, arrived, snapshot
 from .serial import run_alone
 
 if TYPE_CHECKING:
@@ -127,7 +106,7 @@ class Function(SentFunction, Generic[P, R]):
         self._engine: Engine | None = None
         if isinstance(define, Definition):
             self._take(define)
-            with contextlib.suppress(NotForked, SessionClosed):
+            with contextlib.suppress(errors.NotForked, errors.SessionClosed):
                 self._settle()
         else:
             self._settle()
@@ -136,10 +115,10 @@ class Function(SentFunction, Generic[P, R]):
         """Become what *definition* says, as far as that needs no session."""
         fn = definition.fn
         if not callable(fn):
-            raise InvalidType(f"function() takes a callable, got {shortened(fn)}.")
+            raise errors.InvalidType(f"function() takes a callable, got {errors.shortened(fn)}.")
         check_returns(fn, "function")
         self.fn: Callable[..., Any] = fn.fn if isinstance(fn, Function) else fn
-        self.name: str = named(definition.name or name_of(self.fn))
+        self.name: str = errors.named(definition.name or name_of(self.fn))
         alone = definition.target is not None and not isinstance(definition.target, list | tuple)
         modes = only_one if alone and definition.outputs is DEFAULT else definition.outputs
         self.output_modes: Any = check_modes(modes)
@@ -242,7 +221,7 @@ class Function(SentFunction, Generic[P, R]):
         try:
             made: R = self.call_as(request)
         except BaseException as error:
-            raise folded(error)  # noqa: B904  it is the same one
+            raise errors.folded(error)  # noqa: B904  it is the same one
         return made
 
     @operation(unbroken=False)  # its arguments may be made by other calls
@@ -273,7 +252,7 @@ class Function(SentFunction, Generic[P, R]):
                     if bridge is not None:
                         bridge.hand_out()
                     return self._made(request)
-            except WorkerError as error:
+            except errors.WorkerError as error:
                 raise remembered(error, self._services, self, self._planner.again(request))  # noqa: B904
             finally:
                 calls.pop()
@@ -337,7 +316,7 @@ class Function(SentFunction, Generic[P, R]):
     def _run(
         self,
         planned: Planned,
-        on_tick: Callable[[], None] | None = None,
+        on_tick: OnTick = None,
         assigned: Sequence[Assigned] = (),
         targets: OpenTargets | None = None,
     ) -> Any:
@@ -350,7 +329,7 @@ class Function(SentFunction, Generic[P, R]):
     def _ran(
         self,
         planned: Planned,
-        on_tick: Callable[[], None] | None,
+        on_tick: OnTick,
         assigned: Sequence[Assigned],
         targets: OpenTargets | None,
     ) -> Any:
@@ -363,7 +342,7 @@ class Function(SentFunction, Generic[P, R]):
                     replies = engine.perform(payload, planned.segments, on_tick)
             else:
                 replies = engine.perform(planned.payload, planned.segments, on_tick, None, self.lane)
-        except WorkerError:
+        except errors.WorkerError:
             watch.look_at_all()  # before the next call the program may mend, or import, anything
             raise
         if self.lane is not None:
@@ -383,7 +362,7 @@ class Function(SentFunction, Generic[P, R]):
         warning = "" if self._warned else collection.warning(hasattr(self.fn, "input_types"))
         if warning:
             self._warned = True
-            warn(warning)
+            errors.warn(warning)
         return collection
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[R]:
@@ -404,7 +383,7 @@ class Function(SentFunction, Generic[P, R]):
 
     def submit_as(self, args: tuple[Any, ...], kwargs: dict[str, Any], **how: Any) -> Future[Any]:
         """``submit``, of a request that is made *how* ``Request.of`` says."""
-        given, named = tuple(map(snapshot, args)), {n: snapshot(value) for n, value in kwargs.items()}
+        given, by_name = tuple(map(snapshot, args)), {n: snapshot(v) for n, v in kwargs.items()}
         engine = self._settled()
         if self._watch is None:
             engine.turns.run(frozenset(), lambda: engine.turns.widening(self._bring))
@@ -412,7 +391,7 @@ class Function(SentFunction, Generic[P, R]):
         self._watch, view = self._objects.view(self, self._watch)
 
         def call() -> Any:
-            now = (arrived(each, self.name) for each in (given, named))
+            now = (arrived(each, self.name) for each in (given, by_name))
             return self.call_as(Request.of(*now, view=view, **how), engine)
 
         return self._services.background.submit((self.lane or engine.everyone).ranks, call)
@@ -432,10 +411,10 @@ class Function(SentFunction, Generic[P, R]):
         """
         where = {name: f"options(…)(x, {name}=…), as an argument of the call" for name in RESERVED}
         for name in unknown:
-            check_keywords("options()", [name], ["timeout", "out"], where.get(name, ""))
+            errors.check_keywords("options()", [name], ["timeout", "out"], where.get(name, ""))
         seconds = None if timeout is None else checked_seconds(timeout, "timeout")
         if out is not None and self._placed is not None:
-            raise InvalidValue(
+            raise errors.InvalidValue(
                 f"out= takes the rows of all ranks, and the graph of {self.name!r} runs once, over its "
                 f"devices: take the result, and then target[...] = result."
             )
@@ -455,13 +434,13 @@ class Function(SentFunction, Generic[P, R]):
         """
         engine = self._settled()
         if self._placed is not None:
-            raise UsageError(
+            raise errors.UsageError(
                 f"check() compares calls whose rows are split over ranks; the graph of {self.name!r} "
                 f"runs once, over its devices: compare with its as_serial()."
             )
         request = Request.of(args, {"batch": batch, **kwargs})
         if request.batch_s is not None:
-            raise InvalidValue("check() compares calls without batch_s=.")
+            raise errors.InvalidValue("check() compares calls without batch_s=.")
         lane = self.lane
         master = self._variables.collectives.master_rank if lane is None else lane.ranks[0]
         with engine.lock:
@@ -473,7 +452,7 @@ class Function(SentFunction, Generic[P, R]):
                 try:
                     with self._bridged():
                         expected = self._run(planned)
-                except WorkerError as error:
+                except errors.WorkerError as error:
                     raise_refusal(error)
                     raise remembered(error, self._services, self, self._planner.again(plain))  # noqa: B904
                 put_back()
@@ -503,7 +482,7 @@ class Function(SentFunction, Generic[P, R]):
         """
         self._settled()
         if self._placed is None:
-            raise UsageError(
+            raise errors.UsageError(
                 f"placement() is for graphs of PyTensor with placed variables or transfers; the "
                 f"function {self.name!r} runs on its ranks as a whole."
             )
@@ -540,9 +519,9 @@ def _minibatch_flags(given: Any, bound: Sequence[Bound], name: str) -> list[bool
         flag = checked_bool(given, "minibatch")
         return [flag and not each.broadcast for each in bound]
     if len(given) != len(bound):
-        raise InvalidValue(
-            f"minibatch= has {counted(len(given), 'flag')} for the "
-            f"{counted(len(bound), 'argument')} of the function {name!r}: give one each, or "
+        raise errors.InvalidValue(
+            f"minibatch= has {errors.counted(len(given), 'flag')} for the "
+            f"{errors.counted(len(bound), 'argument')} of the function {name!r}: give one each, or "
             f"one for all."
         )
     return [checked_bool(flag, f"each flag of minibatch= for {name!r}") for flag in given]
@@ -556,7 +535,7 @@ def name_of(fn: Any) -> str:
     """What a function is called in messages."""
     while isinstance(fn, functools.partial):
         fn = fn.func
-    return named(str(getattr(fn, "__name__", type(fn).__name__)))
+    return errors.named(str(getattr(fn, "__name__", type(fn).__name__)))
 
 
 def check_returns(fn: Callable[..., Any], verb: str) -> None:
@@ -568,7 +547,7 @@ def check_returns(fn: Callable[..., Any], verb: str) -> None:
         kind = "a generator function"
     else:
         return
-    raise InvalidType(
+    raise errors.InvalidType(
         f"{verb}() takes a function that returns its result; {name_of(fn)!r} is {kind}: call it in a "
         f"function that returns what it makes, such as a list."
     )
@@ -622,7 +601,7 @@ class Options(Generic[P, R]):
         try:
             made: R = self.function.call_as(request)
         except BaseException as error:
-            raise folded(error)  # noqa: B904  it is the same one
+            raise errors.folded(error)  # noqa: B904  it is the same one
         return made
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[R]:

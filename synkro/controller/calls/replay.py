@@ -23,18 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import (
-    InvalidType,
-    RemoteTraceback,
-    SessionClosed,
-    UsageError,
-    WorkerError,
-    cut,
-    folded,
-    shortened,
-    shown,
-    warn,
-)
+from ... import errors
 from ...messages import Replay
 from ...packing.code import functions_of, uses
 from ...packing.pickles import OUT_OF_BAND, Reader
@@ -46,7 +35,7 @@ from .distribution import SentFunction, Services
 from .planner import Planned
 from .serial import in_place_of
 
-Enter = Callable[[BaseException], None]
+Enter = Callable[[BaseException], None] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +52,7 @@ class Failure:
     rank: int
     item: tuple[Any, ...] | None = None
 
-    def again(self, trace: RemoteTraceback, enter: Enter | None) -> Any:
+    def again(self, trace: errors.RemoteTraceback, enter: Enter) -> Any:
         """Run the function once more, here, or, on GPUs, on the rank; *trace* is that of the failure,
         which is not kept in here, as it keeps this.  *enter* is as in ``run_here``.
 
@@ -74,9 +63,9 @@ class Failure:
             try:
                 engine.wait_until_ready()
                 engine.settle()
-            except SessionClosed:
+            except errors.SessionClosed:
                 how = "by as_serial()" if self.item is None else "itself, with the item"
-                raise UsageError(
+                raise errors.UsageError(
                     f"the session is closed, and what the function {name!r} had on the worker is gone: "
                     f"call error.replay(), or debug(), before close(), or inside of the with block; or "
                     f"call the function here, {how}."
@@ -87,13 +76,14 @@ class Failure:
             if not engine.on_gpus:
                 try:
                     found: bytes = engine.run(command)[self.rank].pickle
-                except WorkerError as error:
-                    raise UsageError(
+                except errors.WorkerError as error:
+                    raise errors.UsageError(
                         f"what the function {name!r} has on rank {self.rank} cannot be copied: "
-                        f"{cut(str(error))} Write breakpoint() into the function instead: the debugger "
-                        f"opens there."
+                        f"{errors.cut(str(error))} Write breakpoint() into the function instead: the "
+                        f"debugger opens there."
                     ) from error
-                with contextlib.suppress(WorkerError, UsageError):  # it holds what cannot be compared
+                # it may hold what cannot be compared
+                with contextlib.suppress(errors.WorkerError, errors.UsageError):
                     changed = handover.changed_on(self.rank, self.function.roots)
             else:
                 with preserved(engine, self.function) as put_back:
@@ -107,34 +97,33 @@ class Failure:
     def _command(self, plan: CallPlan, began: bytes) -> Replay:
         item = None
         if self.item is not None:
-            values = self.services.objects.values(OUT_OF_BAND)
-            stream, buffers, _ = values.pickled(self.item)
+            stream, buffers, _ = self.services.objects.values(OUT_OF_BAND).pickled(self.item)
             item = pickle.dumps((stream, [*map(bytes, buffers)]), 5)
         return Replay(plan, self.rank, item, began, self.services.engine.on_gpus)
 
 
 def remembered(
-    error: WorkerError,
+    error: errors.WorkerError,
     services: Services,
     function: SentFunction,
     planned: Callable[[], Planned],
     item: tuple[Any, ...] | None = None,
-) -> WorkerError:
+) -> errors.WorkerError:
     """Keep with an *error* how to run once more the function that has raised it; returns the error."""
     trace = error.__cause__
-    if isinstance(trace, RemoteTraceback) and trace.began:
+    if isinstance(trace, errors.RemoteTraceback) and trace.began:
         keep(trace, Failure(services, function, planned, error.rank, item).again)
     return error
 
 
-_kept: deque[weakref.ref[RemoteTraceback]] = deque()  # those that know how to run again
-_last: list[RemoteTraceback] = []
+_kept: deque[weakref.ref[errors.RemoteTraceback]] = deque()  # those that know how to run again
+_last: list[errors.RemoteTraceback] = []
 _MOST = 100
 _TOLD = 5  # objects that a sentence names
 _COMPARED = 1000  # characters of an exception's class and text
 
 
-def keep(trace: RemoteTraceback, again: Callable[[RemoteTraceback, Enter | None], Any]) -> None:
+def keep(trace: errors.RemoteTraceback, again: Callable[[errors.RemoteTraceback, Enter], Any]) -> None:
     """Keep with a traceback how to run once more what has failed; the oldest of a hundred loses that.
 
     At a prompt the last one is kept in any case: an error that nobody handles is forgotten there with
@@ -152,10 +141,10 @@ def keep(trace: RemoteTraceback, again: Callable[[RemoteTraceback, Enter | None]
 
 def run_here(
     scene: Scene,
-    trace: RemoteTraceback,
+    trace: errors.RemoteTraceback,
     name: str,
     rank: int,
-    enter: Enter | None,
+    enter: Enter,
     changed: Iterable[str] = (),
 ) -> Any:
     """Run a scene in this process, as *rank*, where functions have *changed* this of the program's.
@@ -179,17 +168,17 @@ def run_here(
             others += [each for each in variables if _differ(before[each], variables[each].value)]
             _tell_changed(name, rank, others)
             if not trace.summary.startswith(f"{type(error).__name__}: {error}"[:_COMPARED]):
-                _say(f"on rank {rank} it was {cut(trace.summary)}")
+                _say(f"on rank {rank} it was {errors.cut(trace.summary)}")
             _complete(error)
             if enter is not None:
-                enter(folded(error))
+                enter(errors.folded(error))
     if failed is not None:
         _be_known(failed)
         raise failed
     _tell_changed(name, rank, others)
-    warn(
-        f"the failure did not come again: {name!r} has returned {shown(value)} in this process. On rank "
-        f"{rank} it raised {cut(trace.summary)}"
+    errors.warn(
+        f"the failure did not come again: {name!r} has returned {errors.shown(value)} in this process. "
+        f"On rank {rank} it raised {errors.cut(trace.summary)}"
     )
     return value
 
@@ -256,7 +245,7 @@ def _origins(error: BaseException | None) -> Iterator[BaseException]:
             yield found
 
 
-def _come_of(error: BaseException, trace: RemoteTraceback) -> None:
+def _come_of(error: BaseException, trace: errors.RemoteTraceback) -> None:
     """Note, where no traceback shows it, that an exception is the one of *trace*, for ``debug``."""
     seen, first = {id(error)}, error
     while (above := first.__cause__ or first.__context__) is not None and id(above) not in seen:
@@ -291,34 +280,36 @@ def debug(error: BaseException | None = None) -> None:
         sys.last_type, sys.last_value, sys.last_traceback = type(caught), caught, caught.__traceback__
         if sys.version_info >= (3, 12):
             sys.last_exc = caught
-        print(f"{type(caught).__name__}: {cut(str(caught))}")
+        print(f"{type(caught).__name__}: {errors.cut(str(caught))}")
         pdb.post_mortem(caught.__traceback__)
 
     try:
         _latest(error)(enter)
     except BaseException as caught:
         if not any(caught is each for each in entered):
-            raise folded(caught)  # noqa: B904  it is the same one
+            raise errors.folded(caught)  # noqa: B904  it is the same one
 
 
 def _latest(error: BaseException | None) -> Callable[[Enter], Any]:
     """How to run once more what *error*, or the last one, came of.  Raises: UsageError."""
     if error is not None and not isinstance(error, BaseException):
-        raise InvalidType(f"debug() takes an exception, such as a WorkerError; got {shortened(error)}.")
+        raise errors.InvalidType(
+            f"debug() takes an exception, such as a WorkerError; got {errors.shortened(error)}."
+        )
     last = sys.exc_info()[1] if error is None else error
     for found in _origins(getattr(sys, "last_value", None) if last is None else last):
-        if isinstance(found, RemoteTraceback) and found.again is not None:
+        if isinstance(found, errors.RemoteTraceback) and found.again is not None:
             return functools.partial(found.again, found)
     if error is None:
         living = [trace for trace in (each() for each in _kept) if trace is not None and trace.again]
         if living:
             return functools.partial(living[-1].again, living[-1])
-        raise UsageError(
+        raise errors.UsageError(
             "debug() found no failure of a worker: call it after a WorkerError, at the prompt or in an "
             "except block, or keep the error, and call debug(error)."
         )
-    raise UsageError(
-        f"debug() got {shortened(error)}, and knows of no run of a function of which it came: give a "
-        f"WorkerError that a call or a map of this program has raised, or the exception of a future "
-        f"of an Executor. Of several hundred failures only the last hundred are known."
+    raise errors.UsageError(
+        f"debug() got {errors.shortened(error)}, and knows of no run of a function of which it came: "
+        f"give a WorkerError that a call or a map of this program has raised, or the exception of a "
+        f"future of an Executor. Of several hundred failures only the last hundred are known."
     )

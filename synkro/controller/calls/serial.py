@@ -151,11 +151,8 @@ def in_place_of(scene: Scene, began: Began, name: str) -> Iterator[None]:
             made.bit_generator.state = began.rng
         return made
 
-    with (
-        _turn,
-        with_states(singles_at(began)),
-        alone(rng, Alone(name, lambda: copy.copy(scene.rows)), scene.where) as group,
-    ):
+    running = Alone(name, lambda: copy.copy(scene.rows))
+    with _turn, with_states(singles_at(began)), alone(rng, running, scene.where) as group:
         group.take(None if began.task is None else _TaskAgain(*began.task))
         as_there = group.replaying(began.results, scene.place), substituted(sys.modules, scene.modules)
         with as_there[0], as_there[1], np.errstate(**scene.errors):

@@ -13,7 +13,7 @@ from ...errors import InvalidValue
 from ...memory import named
 from ...memory.segment import Segment
 from ...plan.call import Region
-from ...values.arrays import Array
+from ...values.arrays import Array, Shape
 from ..engine.engine import Engine
 from .outgoing import Outgoing, Placed
 
@@ -63,9 +63,7 @@ class NamedOutgoing(Outgoing):
         engine.at_close.callback(_end, name, weakref.ref(segment))
         return cls(engine, name, segment, layout.region(segment.number), counted=True, ours=True)
 
-    def resize(
-        self, shape: tuple[int, ...], dtype: np.dtype[Any], called: str, oversize: float = 1
-    ) -> Placed:
+    def resize(self, shape: Shape, dtype: np.dtype[Any], called: str, oversize: float = 1) -> Placed:
         """Raises: InvalidValue for another shape, or where the array is read-only."""
         assert self.placed is not None
         if shape != self.array.shape:

@@ -14,7 +14,7 @@ import numpy as np
 from ...errors import InvalidType, SharedMemoryError
 from ...memory.segment import Segment
 from ...plan.call import Region
-from ...values.arrays import Array, code_of, is_numeric
+from ...values.arrays import Array, Shape, code_of, is_numeric
 from ..engine.engine import Engine
 
 _NOTHING = np.empty(0, np.uint8)
@@ -66,9 +66,7 @@ class Outgoing:
         self.array[...] = array
         self.wrote()
 
-    def resize(
-        self, shape: tuple[int, ...], dtype: np.dtype[Any], called: str, oversize: float = 1
-    ) -> Placed:
+    def resize(self, shape: Shape, dtype: np.dtype[Any], called: str, oversize: float = 1) -> Placed:
         """Make room for an array: in the memory that there is, if it suffices, or in new zeroed memory.
 
         Raises: SharedMemoryError.

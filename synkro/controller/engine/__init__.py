@@ -6,8 +6,7 @@
     directory  what the workers know by number
     turns      which operations use which ranks, where some use a part of them
     nesting    who is in the middle of what, where signal handlers come in between
-    post       how commands get to them, and their replies back
     prompt     the user answers what workers ask
-    workers    one worker at a time: buried, and another one begun in its place
+    workers    how commands get to the workers; one at a time: buried, another begun in its place
     failures   what failed in the workers, as errors of the user's process
 """

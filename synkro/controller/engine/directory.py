@@ -9,7 +9,7 @@ from itertools import count
 from typing import NamedTuple
 
 from ...errors import InternalError
-from ...memory.departures import call_with_last
+from ...memory.interrupts import call_with_last
 from ...memory.segment import Segment
 from ...messages import Attach, Command, Housekeeping
 from ...plan.call import Access

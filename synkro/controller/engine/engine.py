@@ -23,32 +23,22 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from ...comms.board import board_bytes
-from ...errors import (
-    InvalidValue,
-    SessionBroken,
-    SessionClosed,
-    WorkerDied,
-    ranks_in_words,
-)
-from ...ipc.channel import Lane
+from ...errors import InvalidValue, SessionBroken, SessionClosed, WorkerDied, ranks_in_words
+from ...ipc.channel import Lane, OnTick
 from ...ipc.pool import WorkerPool
 from ...ipc.process import ProcessEnd
-from ...ipc.waiting import clock
+from ...ipc.waiting import Condition, Deadline, clock
 from ...machine import disown_in_children
 from ...memory.interrupts import uninterrupted
-from ...memory.segment import Segment, undoing
-from ...memory.table import Versions
+from ...memory.segment import Segment, Versions, undoing
 from ...messages import Command, Exit, Release
-from ...plan.call import Access
 from ..progress import status_line
-from ..tracing.timeline import write
-from ..tracing.trace import Trace
+from ..tracing.trace import Trace, write
 from .directory import Directory
 from .nesting import check_alone, check_not_handling, goes_on, operation
-from .post import Post
 from .prompt import Prompt
 from .turns import Turns, is_past
-from .workers import Workers
+from .workers import Post, Segments, Workers
 
 _GRACE = 1.0  # seconds in which a worker can leave by itself, or another thread's call end, at a close
 _WORTH_ASKING = 1 << 24  # bytes of freed segments from which on the workers hear of them at once
@@ -227,9 +217,9 @@ class Engine:
     def run(
         self,
         command: Command | bytes,
-        segments: Sequence[tuple[Segment, Access]] = (),
+        segments: Segments = (),
         *,
-        on_tick: Callable[[], None] | None = None,
+        on_tick: OnTick = None,
         timeout: float | None = None,
         lane: Lane | None = None,
     ) -> list[Any]:
@@ -259,8 +249,8 @@ class Engine:
     def perform(
         self,
         payload: bytes,
-        segments: Sequence[tuple[Segment, Access]],
-        on_tick: Callable[[], None] | None = None,
+        segments: Segments,
+        on_tick: OnTick = None,
         timeout: float | None = None,
         lane: Lane | None = None,
     ) -> list[Any]:
@@ -310,9 +300,7 @@ class Engine:
     # ── commands that last, while the main process goes on ───────────────────────────────────────
 
     @operation(unbroken=True)
-    def open(
-        self, payload: bytes, segments: Sequence[tuple[Segment, Access]], opened: OpenCommand
-    ) -> None:
+    def open(self, payload: bytes, segments: Segments, opened: OpenCommand) -> None:
         """Send a command, and go on; the caller holds the lock, and has settled.
 
         Before any other command *opened* is paused.
@@ -328,12 +316,7 @@ class Engine:
             raise
 
     @operation(unbroken=True)
-    def attend(
-        self,
-        condition: Callable[[], bool],
-        deadline: float | None,
-        on_tick: Callable[[], None] | None,
-    ) -> list[ProcessEnd]:
+    def attend(self, condition: Condition, deadline: Deadline, on_tick: OnTick) -> list[ProcessEnd]:
         """Sleep until *condition* holds, all ranks have answered, or the *deadline* is over.
 
         Returns the workers that have died, where what is open outlives that.  Raises: WorkerDied.

@@ -6,14 +6,7 @@ import errno
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ...errors import (
-    CallTimeout,
-    RemoteTraceback,
-    SynkroError,
-    counted,
-    raised_in_worker,
-    ranks_in_words,
-)
+from ... import errors
 from ...messages import Failed, Phase
 from ...packing.failures import shown, unpickled
 from ...values.foreign import is_outcome
@@ -50,9 +43,9 @@ def worker_error(
     count = sum(isinstance(reply, Failed) for reply in replies)
     rank, first = first_failure(replies, ranks)
     original: BaseException | None = None if first.pickled is None else unpickled(first.pickled)
-    if first.usage and isinstance(original, SynkroError):
+    if first.usage and isinstance(original, errors.SynkroError):
         return original
-    trace = RemoteTraceback(shown(first.traceback), first.began, first.summary)
+    trace = errors.RemoteTraceback(shown(first.traceback), first.began, first.summary)
     if original is not None and is_outcome(original):
         original.__cause__ = trace
         return original
@@ -73,7 +66,7 @@ def worker_error(
     host = host_of(rank)
     at = f" ({host})" if host else ""
     message = f"rank {rank}{at} failed{name}{where}: {first.summary}{hint}{others}"
-    error = raised_in_worker(kind, message, rank, first.function, original, host)
+    error = errors.raised_in_worker(kind, message, rank, first.function, original, host)
     error.__cause__ = trace
     return error
 
@@ -92,16 +85,16 @@ class Late(NamedTuple):
 
     def __str__(self) -> str:
         at = f"{self.host}, " if self.host else ""
-        done = self.done if self.phase == Phase.TASK else counted(self.done, "slice")
+        done = self.done if self.phase == Phase.TASK else errors.counted(self.done, "slice")
         return f"rank {self.rank} ({at}pid {self.pid}) {_DOING[Phase(self.phase)].format(done)}"
 
 
-def call_timeout(standing: Sequence[Late], limit: float) -> CallTimeout:
+def call_timeout(standing: Sequence[Late], limit: float) -> errors.CallTimeout:
     """What to raise when ranks have not answered within *limit* seconds."""
     ranks = tuple(each.rank for each in standing)
     hosts = tuple(each.host for each in standing if each.host)
     message = (
-        f"no answer within the timeout of {limit:g} s from {ranks_in_words(ranks)}: "
+        f"no answer within the timeout of {limit:g} s from {errors.ranks_in_words(ranks)}: "
         f"{'; '.join(map(str, standing))}. "
         f"They were interrupted; the next call waits for them. If stuck, call close() and fork()."
     )
@@ -110,4 +103,4 @@ def call_timeout(standing: Sequence[Late], limit: float) -> CallTimeout:
             f"the map did not end within the timeout of {limit:g} s: the workers wait for items, so the "
             f"time went into the iterables, or into pickling items and results in this process."
         )
-    return CallTimeout(message, ranks, hosts)
+    return errors.CallTimeout(message, ranks, hosts)

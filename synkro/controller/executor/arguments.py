@@ -23,17 +23,10 @@ import numpy as np
 from ...errors import InvalidType, SharedMemoryError
 from ...memory.files import file_of
 from ...memory.segment import Segment
+from ...packing import pickles
 from ...packing.code import uses
 from ...packing.futures import LentArray, PickledValue, function_of, mapped, opened, proxy, settled
 from ...packing.kinds import SIMPLE, reduces_itself
-from ...packing.pickles import (
-    OUT_OF_BAND,
-    ByValue,
-    kept_apart,
-    with_attributes,
-    with_cache,
-    without_lock,
-)
 from ...packing.refused import refuse_open_file
 from ...plan.call import Access, Region
 from ...values.arrays import Array, code_of, same_bits
@@ -93,7 +86,7 @@ class TaskPickler:
         Raises: InvalidType for a variable of a session and for a future; what pickling raises.
         """
         stream, buffers = io.BytesIO(), list[memoryview]()
-        writer = _Writer(stream, kept_apart(buffers), self, often)
+        writer = _Writer(stream, pickles.kept_apart(buffers), self, often)
         writer.dump(value)
         return PickledValue(stream.getvalue(), buffers, writer.holds)
 
@@ -108,7 +101,7 @@ class TaskPickler:
             return PickledTask(pickle.dumps(((head, *rest),), 5), [], ())
         value = self.pickled((fn, *rest))
         buffers = list[memoryview]()
-        stays = kept_apart(buffers, OUT_OF_BAND)
+        stays = pickles.kept_apart(buffers, pickles.OUT_OF_BAND)
         return PickledTask(pickle.dumps((value,), 5, buffer_callback=stays), buffers, value.holds)
 
     def known(self, fn: FunctionType) -> bytes | None:
@@ -250,13 +243,13 @@ def _is_plain(value: Any, deep: int) -> bool:
 def _unusual(obj: Any) -> Any:
     """What to reduce an object to that has a way of its own; None if pickle takes it by itself."""
     if isinstance(obj, functools._lru_cache_wrapper) and not _has_name(obj):
-        return with_cache(obj)
+        return pickles.with_cache(obj)
     managers = sys.modules.get("multiprocessing.managers")
     if managers is not None and isinstance(obj, managers.BaseProxy):
         key = sys.modules["multiprocessing.process"].current_process().authkey
         return proxy, (bytes(key), *obj.__reduce__())
     refuse_open_file(obj)
-    return without_lock(obj) or with_attributes(obj)
+    return pickles.without_lock(obj) or pickles.with_attributes(obj)
 
 
 def _has_name(obj: Any) -> bool:
@@ -404,7 +397,7 @@ def _place(region: Region, segment: Segment, access: Access) -> LentArray:
     return LentArray(os.getpid(), segment.fd, inode, segment.nbytes, region, access)
 
 
-class _Writer(ByValue):
+class _Writer(pickles.ByValue):
     """Pickles one value for tasks.
 
     Attributes:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 
 from ... import here
 from ...errors import InvalidType, InvalidValue, SessionClosed, counted, shortened
+from ...ipc.waiting import Deadline
 from ...memory.segment import undoing
 from ...packing.futures import chunk
 from ...values.arrays import checked_int
@@ -190,12 +191,7 @@ class Executor(concurrent.futures.Executor):
         return [*self._several(fn, iter(items), size, None, None)]
 
     def _several(
-        self,
-        fn: Callable[..., R],
-        items: Iterator[tuple[Any, ...]],
-        size: int,
-        ahead: int | None,
-        until: float | None,
+        self, fn: Callable[..., R], items: Iterator[Any], size: int, ahead: int | None, until: Deadline
     ) -> Iterator[R]:
         """The results for items, of which *size* are a task, and so many tasks begin *ahead*."""
         common = self._pickled(fn)
@@ -259,9 +255,7 @@ def _on_worker(count: int) -> Executor:
     return Executor(count)
 
 
-def _results(
-    futures: deque[Future[Any]], more: Iterator[Future[Any]], until: float | None
-) -> Iterator[Any]:
+def _results(futures: deque[Future[Any]], more: Iterator[Future[Any]], until: Deadline) -> Iterator[Any]:
     """The results of chunks; the others are cancelled if nobody wants them any more."""
     try:
         while futures:

@@ -31,10 +31,7 @@ class Backend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
     supports_inner_max_num_threads = True
 
     def __init__(
-        self,
-        nesting_level: int | None = None,
-        inner_max_num_threads: int | None = None,
-        **options: Any,
+        self, nesting_level: int | None = None, inner_max_num_threads: int | None = None, **options: Any
     ) -> None:
         """*options* are arguments of ``Executor``, such as ``retries=``."""
         super().__init__(nesting_level=nesting_level, inner_max_num_threads=inner_max_num_threads)

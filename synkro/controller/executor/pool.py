@@ -21,16 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...errors import (
-    A_LINE,
-    RemoteTraceback,
-    SessionClosed,
-    SessionError,
-    WorkerDied,
-    WorkerError,
-    cut,
-    shown,
-)
+from ... import errors
 from ...ipc.process import BROKEN
 from ...packing import settings
 from ...packing.futures import NotPrepared, Runner, Wrapped
@@ -38,7 +29,7 @@ from ..calls.function import name_of
 from ..calls.replay import Enter, keep, run_here
 from ..calls.serial import scene_of
 from ..session import Session
-from ..tasks.source import Item, ItemPickler, ItemSource
+from ..tasks.feed import Item, ItemPickler, ItemSource
 from ..tasks.wishes import Wishes
 from .arguments import PickledTask, TaskPickler
 
@@ -50,6 +41,9 @@ _CURE = (
     f"{_LOST} One with retries= lets another worker take the place of one that dies, and tries its task "
     f"again."
 )
+
+
+Prepare = tuple[Callable[..., Any], tuple[Any, ...]]  # a function, and its arguments
 
 
 class Submitted(Item):
@@ -81,18 +75,18 @@ class Submitted(Item):
 
     def remember(self, error: BaseException) -> None:
         trace = error.__cause__
-        if isinstance(trace, RemoteTraceback) and trace.began and self._pickler is not None:
+        if isinstance(trace, errors.RemoteTraceback) and trace.began and self._pickler is not None:
             task, name = (self.fn, self.args, self.kwargs), name_of(self.called)
             keep(trace, functools.partial(_again, self._pickler, task, name, getattr(error, "rank", 0)))
 
     def __repr__(self) -> str:
         args = self.args if self.fn is self.called else self.args[1][0]  # of a chunk the first item
         given = [*map(_shown, args), *(f"{k}={_shown(v)}" for k, v in self.kwargs.items())]
-        return cut(f"{name_of(self.called)}({', '.join(given)})", A_LINE)
+        return errors.cut(f"{name_of(self.called)}({', '.join(given)})", errors.A_LINE)
 
 
 def _again(
-    pickler: TaskPickler, task: Any, name: str, rank: int, trace: RemoteTraceback, enter: Enter | None
+    pickler: TaskPickler, task: Any, name: str, rank: int, trace: errors.RemoteTraceback, enter: Enter
 ) -> Any:
     """Do a task once more, in this process, with copies of what it gets."""
     fn, args, kwargs = pickler.pickled(task).load()
@@ -109,7 +103,7 @@ def _shown(value: Any) -> str:
     """An argument in a sentence; of an array what it is, as its file may have gone."""
     if isinstance(value, np.ndarray):
         return f"<{type(value).__name__} {value.shape} {value.dtype}>"
-    return shown(value)
+    return errors.shown(value)
 
 
 class _Streams(ItemPickler):
@@ -135,13 +129,7 @@ class TaskPool(ItemSource):
         broken: why there are none, in words; empty while there may be some.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        wishes: Wishes,
-        prepare: tuple[Callable[..., Any], tuple[Any, ...]] | None,
-        writes: bool,
-    ) -> None:
+    def __init__(self, session: Session, wishes: Wishes, prepare: Prepare | None, writes: bool) -> None:
         """*prepare* is the initializer, and its arguments; what tasks write to files is seen if that
         *writes*."""
         # It imports multiprocessing, and cannot be imported any more while the program ends.
@@ -180,12 +168,12 @@ class TaskPool(ItemSource):
     def submit(self, task: Submitted) -> None:
         """Have a task run.  Raises: SessionClosed; BrokenProcessPool."""
         if os.getpid() != self._process:
-            raise SessionClosed(_PARENTS)
+            raise errors.SessionClosed(_PARENTS)
         with self._lock:
             if self.broken:
                 raise self._broken_error(self.broken)
             if self._closed:
-                raise SessionClosed(_CLOSED)
+                raise errors.SessionClosed(_CLOSED)
             if (now := settings.changing()) != self._settings:
                 self._settings = now
                 times = self._changed[0] if self._changed is not None else 0
@@ -216,7 +204,7 @@ class TaskPool(ItemSource):
         """End all tasks, with the workers."""
         self._aborted = f"{why} {_LOST}"
         self.close(cancel=True)
-        self._session.services.engine.break_by(WorkerDied(why))
+        self._session.services.engine.break_by(errors.WorkerDied(why))
 
     # ── items ────────────────────────────────────────────────────────────────────────────────────
 
@@ -271,9 +259,9 @@ class TaskPool(ItemSource):
             _resolve(self._given.pop(number).future.set_result, value[0])
             return
         error = value
-        original = value.original if isinstance(value, WorkerError) else None
+        original = value.original if isinstance(value, errors.WorkerError) else None
         if isinstance(original, NotPrepared):
-            raise SessionError(
+            raise errors.SessionError(
                 f"the initializer has failed on a worker: {original}."
             ) from value.__cause__
         if original is not None:

@@ -139,8 +139,7 @@ def _written(
     writer.dump(names)
     writer.dump(([], [], [known.obj for known in others]))
     writer.dump(writer.movable)
-    places = writer.places(known.obj for known in others)
-    pairs = zip(others, places, strict=True)
+    pairs = zip(others, writer.places(known.obj for known in others), strict=True)
     writer.dump([(at, k.number, kinds.KINDS.index(k.kind)) for k, at in pairs if at is not None])
     return writer
 

@@ -165,8 +165,7 @@ def _made(stands: Any, kept: Kept, has: Has) -> Any:
         value = itself()
     elif not isinstance(itself, _ById):
         return stands
-    there = value is not None and _is_same(stands, value, kept, has)
-    return value if there else UNKNOWN
+    return value if value is not None and _is_same(stands, value, kept, has) else UNKNOWN
 
 
 @dataclass(eq=False)
@@ -284,12 +283,10 @@ def reached(
     while stack:
         known = stack.pop()
         now, before = changed.get(known), known.contents or {}
-        entries = known.inner
+        held = known.inner
         if now is not None:
-            entries = {
-                k: v for k, v in entries.items() if k not in before or alike(before[k], now.get(k))
-            }
-        inner = set(chain.from_iterable(entries.values())) - found
+            held = {k: v for k, v in held.items() if k not in before or alike(before[k], now.get(k))}
+        inner = set(chain.from_iterable(held.values())) - found
         found |= inner
         stack += inner
     return found

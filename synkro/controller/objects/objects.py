@@ -18,7 +18,8 @@ from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from ...errors import InvalidType, InvalidValue, UsageError, WorkerError, shortened, warn
-from ...memory.departures import WhileThere
+from ...ipc.channel import OnTick
+from ...memory.interrupts import WhileThere
 from ...memory.segment import descriptors_for
 from ...messages import Assign, Command, Compare, Fetch, FunctionSpec, Parcel, Renew
 from ...packing import kinds
@@ -87,10 +88,7 @@ class Objects:
     # ── with functions ───────────────────────────────────────────────────────────────────────────
 
     def send(
-        self,
-        functions: dict[int, Any],
-        command: Callable[[Parcel], Command],
-        on_tick: Callable[[], None] | None,
+        self, functions: dict[int, Any], command: Callable[[Parcel], Command], on_tick: OnTick
     ) -> None:
         """Send *functions* (by number) and what they bring along, by the *command* for a parcel.
 
@@ -260,8 +258,7 @@ class Objects:
         place = self._master if rank is None else checked_int(rank, "rank", 0, most)
         with self._engine.lock:
             self._engine.wait_until_ready()
-            known = self._require_known(obj, "fetch")
-            replies = self._engine.run(Fetch(known.number, place))
+            replies = self._engine.run(Fetch(self._require_known(obj, "fetch").number, place))
         return self.load(replies[place].pickle)
 
     def values(self, least: int, shared: SharedByTasks | None = None) -> Values:
@@ -328,7 +325,7 @@ class Objects:
         walk: Walk,
         command: Callable[[Parcel], Command],
         specs: Mapping[int, FunctionSpec] = _NO_SPECS,
-        on_tick: Callable[[], None] | None = None,
+        on_tick: OnTick = None,
         forced: bool = False,
         aside: bool = False,
     ) -> dict[int, Known]:
@@ -486,8 +483,7 @@ def _renew_holders(registry: Registry, walk: Walk, opaque: Sequence[Found]) -> N
             continue
         near = [f for f in walk.found.values() if any(id(part.obj) in ids for ids in f.inner.values())]
         holders = {*registry.holders(known), *(f.known for f in near if f.known is not None)}
-        seen = [(holder, holder.kind.look(holder.obj), None) for holder in holders]
-        walk.revisit(seen, holders)
+        walk.revisit([(holder, holder.kind.look(holder.obj), None) for holder in holders], holders)
         registry.forget(part.obj)
         part.forget()
         for holder in holders:
@@ -591,8 +587,7 @@ def _asked(change: Change) -> list[Any]:
 
 def _comparable(change: Change) -> Contents | None:
     """The new contents, for a worker to see whether it has them already; None if they hold objects."""
-    flat = all(map(is_flat, change.contents.values()))
-    return change.contents if flat else None
+    return change.contents if all(map(is_flat, change.contents.values())) else None
 
 
 def _digested(change: Change) -> Contents:

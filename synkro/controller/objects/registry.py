@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Final
 
-from ...memory.departures import WhileThere, call_with_last
+from ...memory.interrupts import WhileThere, call_with_last
 from ...packing import kinds
 from ...packing.code import functions_of, uses
 from ...packing.imported import Part

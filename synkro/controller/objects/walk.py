@@ -92,8 +92,7 @@ def _sample_of(array: Any) -> bytes | None:
     """Elements of a large array, the first among them, evenly spread; None if its rows lie apart."""
     if not array.flags.c_contiguous:
         return None
-    step = max(1, array.size // _SAMPLED)
-    return np.ascontiguousarray(array.reshape(-1)[::step]).tobytes()
+    return np.ascontiguousarray(array.reshape(-1)[:: max(1, array.size // _SAMPLED)]).tobytes()
 
 
 def _plain_function(obj: Any) -> Any:
@@ -176,8 +175,7 @@ class Walk:
             obj, path, above, direct = queue.popleft()
             kind = self._kind(obj)
             if kind is None:
-                parts = inside(obj)
-                queue += [(part, path + way, above, direct) for way, part in parts or ()]
+                queue += [(part, path + way, above, direct) for way, part in inside(obj) or ()]
                 continue
             above.append(id(obj))
             if id(obj) in self.found:

@@ -18,20 +18,8 @@ from ...packing import kinds
 from ...packing.code import is_own, is_own_name, uses
 from ...packing.kinds import FUNCTION, NAME, OPAQUE, TENSOR
 from ...values.foreign import is_module
-from .comparison import (
-    DELETED,
-    GONE,
-    Assigned,
-    Comparison,
-    CompiledComparison,
-    EntryGroup,
-    cost_of,
-    differing,
-    is_assigned,
-    is_flat,
-    is_small_table,
-    rank_of,
-)
+from . import comparison as looks
+from .comparison import Assigned, Comparison, CompiledComparison, EntryGroup
 from .known import Known, Snapshot
 from .walk import GLOBALS
 
@@ -93,7 +81,7 @@ class Watch:
                 return False
             if any(not names.keys().isdisjoint(missing) for names, missing in self._missing):
                 return False
-        except DELETED:
+        except looks.DELETED:
             return False
         self._unchanged += 1
         if self._unchanged == _OFTEN:
@@ -105,13 +93,13 @@ class Watch:
         if self.due or (self._expired and not self._catch_up()):
             return None
         found = self._differing()
-        return found if found is not None and all(map(is_assigned, found)) else None
+        return found if found is not None and all(map(looks.is_assigned, found)) else None
 
     def moved(self) -> bool:
         """Whether there may be other objects than before: more has changed than numbers and strings."""
         found = self._differing()
         return found is None or not all(
-            is_flat(one.value) and is_flat(one.group.last[one.at]) for one in found
+            looks.is_flat(one.value) and looks.is_flat(one.group.last[one.at]) for one in found
         )
 
     def _differing(self) -> list[Assigned] | None:
@@ -119,8 +107,8 @@ class Watch:
         if any(not names.keys().isdisjoint(missing) for names, missing in self._missing):
             return None
         try:
-            return [one for group in self._last for one in differing(group)]
-        except DELETED:
+            return [one for group in self._last for one in looks.differing(group)]
+        except looks.DELETED:
             return None
 
     def _catch_up(self) -> bool:
@@ -132,7 +120,7 @@ class Watch:
             return False
         now = chain.from_iterable(known.kind.look(known.obj) for known in self.comparison.dicts)
         there = chain.from_iterable(known.contents or () for known in self.comparison.dicts)
-        return all(one is other for one, other in zip_longest(now, there, fillvalue=GONE))
+        return all(one is other for one, other in zip_longest(now, there, fillvalue=looks.GONE))
 
     @property
     def due(self) -> bool:
@@ -165,7 +153,7 @@ class Watch:
     def expire(self) -> None:
         """The next call is to look closer."""
         self._expired = self._expired or self._last
-        self._compare_with([EntryGroup(iter, (None,), [GONE])])
+        self._compare_with([EntryGroup(iter, (None,), [looks.GONE])])
 
     def look_at_all(self) -> None:
         """The next call is to look at all that the function uses."""
@@ -182,7 +170,7 @@ class Watch:
         self._expired = []
         self._compare_with(places)
         self._fits &= len(before) == len(now) and all(
-            one is other or (is_flat(one) and is_flat(other))
+            one is other or (looks.is_flat(one) and looks.is_flat(other))
             for one, other in zip(before, now, strict=True)
         )
         return self._fits
@@ -201,8 +189,8 @@ class Watch:
             if known.kind in (NAME, FUNCTION):
                 self.comparison.add(known)
             elif known.kind not in (kinds.FIXED, kinds.GENERATOR):
-                cost = cost_of(known)
-                chosen[rank_of(known, foreign, cost)].append((cost, known))
+                cost = looks.cost_of(known)
+                chosen[looks.rank_of(known, foreign, cost)].append((cost, known))
             if GLOBALS in known.inner:  # a function, and not of an installed module
                 code, names = known.obj.__code__, known.obj.__globals__
                 missing.setdefault(id(names), (names, set()))[1].update(
@@ -212,7 +200,7 @@ class Watch:
         left, more = _BUDGET, bool(chosen[3])
         self.uncompared += [known for _, known in chosen[3] if known.kind is not OPAQUE]
         for cost, known in chain(*chosen[:3]):
-            if known.kind is not TENSOR and not is_small_table(known):
+            if known.kind is not TENSOR and not looks.is_small_table(known):
                 if cost > left:
                     more = True
                     self.uncompared.append(known)
@@ -221,7 +209,8 @@ class Watch:
                     continue
                 left -= cost
             self.comparison.add(known)
-            more |= known.kind in (OPAQUE, TENSOR) and not is_small_table(known)  # it can change unseen
+            unseen = known.kind in (OPAQUE, TENSOR)  # it can change so
+            more |= unseen and not looks.is_small_table(known)
         return more
 
     def _reached(self) -> Iterator[tuple[Known, bool]]:

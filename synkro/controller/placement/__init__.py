@@ -3,8 +3,7 @@
 ::
 
     machines   the hosts of a session, and the ranks of each
-    placement  the device and the environment of each worker, and status lines
+    placement  the device and the environment of each worker, and status lines; what NCCL needs
     choice     ``devices=``, ``SYNKRO_DEVICES`` and context-name maps
     targets    what ``target=`` names
-    nccl       what NCCL needs to connect ranks on GPUs
 """

@@ -3,7 +3,6 @@
 ::
 
     collector  small outputs are merged here; large ones are transferred
-    transfer   large outputs, through shared memory, by all ranks
+    transfer   large outputs, through shared memory, by all ranks, or straight to memory of the user's
     targets    where the user wants them: ``f.options(out=target)``
-    windows    memory of the user's that the workers write to
 """

@@ -25,17 +25,8 @@ from ...errors import OutputError, counted, cut, reason
 from ...messages import Done, KeptOutput, Leaf
 from ...packing.pickles import HEAD, INTEGER, PICKLED
 from ...packing.refused import advice_on_loading
+from ...plan import outputs as plans
 from ...plan.call import CallPlan, Survey
-from ...plan.outputs import (
-    WHOLE,
-    Default,
-    advice_on_keys,
-    assemble,
-    describe,
-    leaf_modes,
-    leaf_paths,
-    modes_of,
-)
 from ...plan.split import slices_of
 from ...values.arrays import Array, longer
 from ...values.cache import Cache
@@ -55,7 +46,7 @@ class Integers:
     """Merges integers of Python's: to one of NumPy's, or where 64 bits do not hold it, of Python's."""
 
     def __init__(self, mode: str) -> None:
-        self._merge: Callable[[int, int], int] = WHOLE[mode]
+        self._merge: Callable[[int, int], int] = plans.WHOLE[mode]
 
     def __call__(self, values: Iterable[int]) -> Any:
         merged = functools.reduce(self._merge, values)
@@ -96,7 +87,7 @@ class Collection:
 
     def __post_init__(self) -> None:
         plan = self._plan
-        self._spec = modes_of(plan.subset, self._spec)
+        self._spec = plans.modes_of(plan.subset, self._spec)
         self._nothing = isinstance(self._spec, tuple | list | dict) and not self._spec
         self._tree = self.replies[plan.participants[0]].tree
         self._outputs = [] if self._nothing else self._match()
@@ -105,17 +96,17 @@ class Collection:
         self._one = self._outputs[0] if one and self._outputs[0].views else None
 
     def _match(self) -> list[Leaves]:
-        ranks = self._plan.participants
+        ranks, tree = self._plan.participants, self._tree
         for rank in ranks:
-            if self.replies[rank].tree != self._tree:
+            if (other := self.replies[rank].tree) != tree:
                 raise OutputError(
-                    f"the function {self._name!r} returned {describe(self._tree)} on rank {ranks[0]}, "
-                    f"but {describe(self.replies[rank].tree)} on rank {rank}: it must return the same "
-                    f"on every rank.{advice_on_keys(self._tree, self.replies[rank].tree)}"
+                    f"the function {self._name!r} returned {plans.describe(tree)} on rank {ranks[0]}, "
+                    f"but {plans.describe(other)} on rank {rank}: it must return the same on every rank."
+                    f"{plans.advice_on_keys(tree, other)}"
                     f"{f' For one list say {_ONE_LIST}.' * bool(self._listed())}"
                 )
-        modes = leaf_modes(self._spec, self._tree)
-        paths = leaf_paths(self._tree)
+        modes = plans.leaf_modes(self._spec, self._tree)
+        paths = plans.leaf_paths(self._tree)
         by_output = zip(*[self.replies[rank].leaves or () for rank in ranks], strict=True)
         return [
             self._checked(mode, path, list(zip(ranks, leaves, strict=True)))
@@ -135,7 +126,7 @@ class Collection:
                 f"output{cut(path)} of the function {self._name!r} is a list on rank {rank}, but no "
                 f'list on rank {leaves[pickled.index(False)][0]}: "gather" needs the same on every rank.'
             )
-        of_python = mode in WHOLE and any(leaf.dtype == INTEGER for _, leaf in leaves)
+        of_python = mode in plans.WHOLE and any(leaf.dtype == INTEGER for _, leaf in leaves)
         if of_python and all(_is_integer(leaf) for _, leaf in leaves):
             mode = Integers(mode)
         dtype = np.dtype(first.dtype)
@@ -171,7 +162,7 @@ class Collection:
         lengths = {stop - start for span in spans for start, stop in slices_of(span, plan.slices)}
         rows = max(lengths)
         like = [
-            isinstance(output.mode, Default) and output.pieces[0][2].shape[:1] == (rows,)
+            isinstance(output.mode, plans.Default) and output.pieces[0][2].shape[:1] == (rows,)
             for output in self._outputs
         ]
         if len(lengths) == 1 and self._listed() == rows:
@@ -183,7 +174,7 @@ class Collection:
             )
         if rows == 1 or len(lengths) > 1 or not any(like):
             return self._warning_of_counts(of_graph)
-        path, more = leaf_paths(self._tree)[like.index(True)], sum(like) - 1
+        path, more = plans.leaf_paths(self._tree)[like.index(True)], sum(like) - 1
         cure, silence = 'say outputs="gather"', 'outputs="mean"'
         if of_graph:
             cure, silence = 'say (y, "gather") for this variable y in outputs=', '(y, "mean")'
@@ -203,16 +194,15 @@ class Collection:
         return len(tree.children) if self._spec == "gather" and tree and tree.kind is list else 0
 
     def _warning_of_counts(self, of_graph: bool) -> str:
-        counts = [isinstance(o.mode, Default) and o.dtype.kind in "iu" for o in self._outputs]
+        counts = [isinstance(o.mode, plans.Default) and o.dtype.kind in "iu" for o in self._outputs]
         if not any(counts):
             return ""
-        cure, silence = (
-            ('(y, "sum")', '(y, "mean")') if of_graph else ('outputs="sum"', 'outputs="mean"')
-        )
+        said = '(y, "%s")' if of_graph else 'outputs="%s"'
+        path = plans.leaf_paths(self._tree)[counts.index(True)]
         return (
-            f"output{cut(leaf_paths(self._tree)[counts.index(True)])} of the function {self._name!r} is "
-            f"an integer, and outputs= was not given: the ranks' integers are averaged. For a count say "
-            f"{cure}; if the average is meant say {silence}, which silences this."
+            f"output{cut(path)} of the function {self._name!r} is an integer, and outputs= was not "
+            f"given: the ranks' integers are averaged. For a count say {said % 'sum'}; if the "
+            f"average is meant say {said % 'mean'}, which silences this."
         )
 
     # ── the result ───────────────────────────────────────────────────────────────────────────────
@@ -261,7 +251,7 @@ class Collection:
         if waiting:
             for index, value in zip(waiting, self._fetch(waiting, taking), strict=True):
                 merged[index] = value
-        return assemble(self._spec, self._tree, iter(merged))
+        return plans.assemble(self._spec, self._tree, iter(merged))
 
     def _merge(self, output: Leaves) -> Any:
         """Merge a leaf whose pieces lie in outboxes."""

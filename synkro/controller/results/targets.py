@@ -19,16 +19,7 @@ from typing import Any, Final, NoReturn
 
 import numpy as np
 
-from ...errors import (
-    InvalidType,
-    InvalidValue,
-    NotAvailable,
-    OutputError,
-    cut,
-    shortened,
-    shown,
-    with_article,
-)
+from ... import errors
 from ...ipc.channel import Lane
 from ...messages import Export
 from ...packing.pickles import PICKLED
@@ -42,8 +33,7 @@ from ..data.data import Data
 from ..data.outgoing import Placed
 from ..data.stored import StoredData
 from ..engine.engine import Engine
-from .transfer import Leaves, Outputs
-from .windows import Bytes, Windows, bytes_of, bytes_of_map, mapped_below
+from .transfer import Bytes, Leaves, Outputs, Windows, bytes_of, bytes_of_map, mapped_below
 
 _NESTED = (dict, tuple, list)
 
@@ -86,7 +76,7 @@ class Target(ABC):
         One that is only *foreseen*, by an earlier call, may have other lengths in this one.
         """
         if output.dtype == PICKLED:
-            raise OutputError(
+            raise errors.OutputError(
                 f"{called} is a list of what is no array, and out= takes arrays: leave it out of out=, "
                 f"with None in its place, or return an array. Nothing was written."
             )
@@ -94,7 +84,7 @@ class Target(ABC):
         shape = sum(each[0] for each in shapes), *shapes[0][1:]
         fits = len(shape) == len(self.shape) if foreseen else shape == self.shape
         if not fits or output.dtype.newbyteorder("=") != self.dtype.newbyteorder("="):
-            raise OutputError(
+            raise errors.OutputError(
                 f"{called} has shape {shape} and dtype {output.dtype}, the rows of all ranks together, "
                 f"but its target in out=, {self.called}, has shape {self.shape} and dtype "
                 f"{self.dtype}: they have to be equal. Give a target like the output, or let the "
@@ -183,7 +173,8 @@ class OpenTargets:
         targets = {}
         for index, (path, target) in enumerate(list(_by_leaf(self.nested, tree, "", name))):
             if target is not None:
-                target.check(outputs[index], f"output{cut(path)} of the function {name!r}", foreseen)
+                called = f"output{errors.cut(path)} of the function {name!r}"
+                target.check(outputs[index], called, foreseen)
                 targets[index] = target
         return targets
 
@@ -197,7 +188,9 @@ class Destinations:
         for target in targets:
             _check_kind(target)
         if not targets:
-            raise InvalidValue(f"out={shown(out)} names no target: give one, or leave it out.")
+            raise errors.InvalidValue(
+                f"out={errors.shown(out)} names no target: give one, or leave it out."
+            )
         self._out = out
 
     def opened(self, home: Outputs, name: str, modes: Any, plan: CallPlan, given: Any) -> OpenTargets:
@@ -222,7 +215,7 @@ class Destinations:
         targets = [target for target in opened if target is not None]
         for one, other in combinations(targets, 2):
             if one.shares(other):
-                raise InvalidValue(
+                raise errors.InvalidValue(
                     f"two targets in out= overlap, {one.called} and {other.called}: one output would "
                     f"overwrite the other. Give each memory of its own."
                 )
@@ -262,10 +255,10 @@ def _check_kind(value: Any) -> None:
         advice = "give tensor.numpy(), an array of the same memory."
     elif library_of(value) == "jax":
         advice = "arrays of JAX's never change."
-    raise InvalidType(
+    raise errors.InvalidType(
         f"out= takes an array of NumPy's, a Data, a memory-mapped array or a zarr array, or a dict, "
         f"tuple or list of these, nested as the outputs, with None for outputs that come back as usual; "
-        f"got {shortened(value)}: {advice}"
+        f"got {errors.shortened(value)}: {advice}"
     )
 
 
@@ -279,10 +272,10 @@ def _check_modes(out: Any, modes: Any, path: str, name: str) -> None:
             _check_modes(out[key], modes[key] if nested else modes, f"{path}[{key!r}]", name)
     elif out is not None and modes != "gather":
         by = "as a list" if modes is None else f"by {getattr(modes, '__name__', modes)!r}"
-        raise OutputError(
-            f"output{cut(path)} of the function {name!r} comes back {by}, and out= takes outputs that "
-            f'are gathered, the rows of all ranks: say outputs="gather" for it, or give None in its '
-            f"place."
+        raise errors.OutputError(
+            f"output{errors.cut(path)} of the function {name!r} comes back {by}, and out= takes outputs "
+            f'that are gathered, the rows of all ranks: say outputs="gather" for it, or give None in '
+            f"its place."
         )
 
 
@@ -314,7 +307,7 @@ def _keys_of(tree: Any) -> Any:
 def _refuse_nesting(out: Any, path: str, name: str, outputs: str) -> NoReturn:
     has = describe(flatten(out)[1]) if isinstance(out, _NESTED) else "one target"
     where = f" at {path}" if path else ""
-    raise OutputError(
+    raise errors.OutputError(
         f"out= has {has}{where} for the function {name!r}, but {outputs}: nest the targets as the "
         f"outputs are, with None for outputs that come back as usual. Nothing was written."
     )
@@ -330,19 +323,19 @@ def _opened(out: Any, engine: Engine, windows: Windows, world: tuple[int, ...]) 
     if not isinstance(out, np.ndarray):
         array = chunked(out)
         if not any(rank in engine.workers.pool.ranks for rank in world):
-            raise NotAvailable(
+            raise errors.NotAvailable(
                 f"{array} is written by workers of this host, and the function runs on others only: "
                 f"take the result, and then array[...] = result."
             )
         array.check()
         return InStore(out, str(array), array)
     kind = "array" if mapped_below(out) is None else "memory-mapped array"
-    called = with_article(kind)
+    called = errors.with_article(kind)
     if not out.flags.writeable:
         cure = "give one that can be written" if kind == "array" else 'open the file with mode="r+"'
-        raise InvalidValue(f"out= has {called} of shape {out.shape} that is read-only: {cure}.")
+        raise errors.InvalidValue(f"out= has {called} of shape {out.shape} that is read-only: {cure}.")
     if _may_overlap_itself(out):
-        raise InvalidValue(
+        raise errors.InvalidValue(
             f"out= has {called} of shape {out.shape} and strides {out.strides}, elements of which share "
             f"memory: one row would overwrite another. Give an array with memory for each, as a copy of "
             f"it, target.copy()."
@@ -366,7 +359,7 @@ def _of_data(data: Data, engine: Engine, windows: Windows) -> InMemory:
     placed = data.input(engine, f"{called} in out=")
     array = placed.segment.array(placed.region)
     if not array.flags.writeable:
-        raise InvalidValue(
+        raise errors.InvalidValue(
             f"{called} in out= is read-only. If it shows a file, give the file itself, mapped by "
             f'numpy.load(path, mmap_mode="r+") or numpy.memmap(path, mode="r+", …); memory of another '
             f"program is opened by attach(…, writable=True)."
@@ -385,7 +378,7 @@ def _check_apart(targets: Sequence[Target], given: Any, engine: Engine, name: st
             continue  # an array, which was copied
         for target in targets:
             if found is not None and target.bytes is not None and target.bytes.overlap(found):
-                raise InvalidValue(
+                raise errors.InvalidValue(
                     f"{target.called} in out= is also an input of the function {name!r}, in whole or in "
                     f"part: the workers would write to what they read. Give another target, or take the "
                     f"result, and then x[...] = result."

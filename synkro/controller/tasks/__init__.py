@@ -7,8 +7,6 @@
     wishes     how a map is to go, as its arguments say
     map        one map: items to the workers, results in order
     deaths     what becomes of a map when a worker dies
-    feed       items, read from iterables as they are needed, and pickled
-    source     items that come while a map goes on
-    outcomes   what becomes of tasks: results, and failures
-    collected  results, until the program takes them
+    feed       items, read from iterables as they are needed, or as they come, and pickled
+    outcomes   what becomes of tasks: failures, and results until the program takes them
 """

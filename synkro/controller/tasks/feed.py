@@ -1,29 +1,67 @@
-"""Items, read as they are needed, pickled in batches, and put into the queue."""
+"""Items, read as they are needed, pickled in batches, and put into the queue.
+
+They may come while a map goes on, such as an executor's tasks.
+"""
 
 from __future__ import annotations
 
+import abc
 import itertools
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import InitVar, dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from ...errors import (
-    CallTimeout,
-    InvalidType,
-    SessionError,
-    WorkerDied,
-    how_to_await,
-    line_of,
-    reason,
-)
+from ...errors import CallTimeout, InvalidType, SessionError, WorkerDied, how_to_await, line_of, reason
 from ...ipc.queue import ALONE, EACH, MOST, TOGETHER, Dispatcher, Pickles, Stored, Ticket
 from ...packing import fingerprint
 from ...packing.pickles import OUT_OF_BAND, check_cause
 from ...storage.checkpoint import Checkpoint
 from ..engine.engine import Engine
-from .source import ItemPickler, ItemSource
+
+
+class ItemPickler(Protocol):
+    """What pickles items: as ``Values`` does."""
+
+    def pickled(self, value: Any) -> tuple[bytes, list[memoryview], bool]: ...
+
+    def together(self, columns: list[list[Any]]) -> tuple[bytes, int, bool] | None: ...
+
+    def introduce(self, classes: set[type]) -> None: ...
+
+    def settle(self) -> None: ...
+
+
+class Item:
+    """An item of a source; its ``repr`` is what errors call it."""
+
+    __slots__ = ()
+
+    def remember(self, error: BaseException) -> None:
+        """Keep with an *error* how to do the item once more, of which it was."""
+
+
+class ItemSource(Iterator[Item]):
+    """Items that come while the map goes on: the iterator ends where there is none, and goes on later.
+
+    It pickles its items, too.
+    """
+
+    @property
+    @abc.abstractmethod
+    def is_ready(self) -> bool:
+        """Whether there is an item, or there will be none any more."""
+
+    @property
+    @abc.abstractmethod
+    def is_over(self) -> bool:
+        """Whether there will be no item any more."""
+
+    @abc.abstractmethod
+    def pickler(self, least: int) -> ItemPickler:
+        """What pickles the items; buffers of *least* bytes are kept apart."""
+
 
 _AT_FIRST = 4  # items a worker that are read ahead
 _MOST = 512  # … and at most, if they come from the program's code, or may be withdrawn for its calls
@@ -96,8 +134,7 @@ class _Batch:
 
     def pending(self) -> list[int]:
         """The numbers of the items without a result."""
-        numbers = set(range(self.first, self.first + len(self.items)))
-        return sorted(numbers.difference(*self._there))
+        return sorted(set(range(self.first, self.first + len(self.items))).difference(*self._there))
 
     def parts(self, numbers: Sequence[int]) -> Iterator[tuple[_Batch, int, int]]:
         """The items of these *numbers*, which ascend, as parts from one place to another."""
@@ -412,9 +449,8 @@ class Feed:
             self._pickler = values
             stream, count, by_us = found
             rest = items.part(count)
-            self._publish(
-                items.part(0, count) if rest else items, Pickles(TOGETHER, [stream], by_us), values
-            )
+            some = items.part(0, count) if rest else items
+            self._publish(some, Pickles(TOGETHER, [stream], by_us), values)
             self._read_again(rest)
             return
         pending: list[Arguments] = []

@@ -15,8 +15,12 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
+Items = Iterable[Any]
+Raised = Literal["raise"]
+Returned = Literal["return"]
 
-class _MapOptions(TypedDict, total=False):
+
+class _OfMap(TypedDict, total=False):
     common: Mapping[str, Any] | None
     progress: bool
     timeout: float | None
@@ -27,7 +31,7 @@ class _MapOptions(TypedDict, total=False):
     max_tasks: int | None
 
 
-class _ImapOptions(_MapOptions, total=False):
+class _OfImap(_OfMap, total=False):
     ordered: bool
 
 
@@ -36,20 +40,12 @@ class RunsTasks(Protocol):
 
     @overload
     def __call__(
-        self,
-        fn: Callable[..., R],
-        *iterables: Iterable[Any],
-        errors: Literal["raise"] = ...,
-        **options: Unpack[_MapOptions],
+        self, fn: Callable[..., R], *iterables: Items, errors: Raised = ..., **options: Unpack[_OfMap]
     ) -> list[R]: ...
 
     @overload
     def __call__(
-        self,
-        fn: Callable[..., R],
-        *iterables: Iterable[Any],
-        errors: Literal["return"],
-        **options: Unpack[_MapOptions],
+        self, fn: Callable[..., R], *iterables: Items, errors: Returned, **options: Unpack[_OfMap]
     ) -> list[R | SynkroError]: ...
 
 
@@ -58,18 +54,10 @@ class IteratesTasks(Protocol):
 
     @overload
     def __call__(
-        self,
-        fn: Callable[..., R],
-        *iterables: Iterable[Any],
-        errors: Literal["raise"] = ...,
-        **options: Unpack[_ImapOptions],
+        self, fn: Callable[..., R], *iterables: Items, errors: Raised = ..., **options: Unpack[_OfImap]
     ) -> Results[R]: ...
 
     @overload
     def __call__(
-        self,
-        fn: Callable[..., R],
-        *iterables: Iterable[Any],
-        errors: Literal["return"],
-        **options: Unpack[_ImapOptions],
+        self, fn: Callable[..., R], *iterables: Items, errors: Returned, **options: Unpack[_OfImap]
     ) -> Results[R | SynkroError]: ...

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import CallTimeout, InternalError, UsageError, WorkerDied
+from ...ipc.channel import OnTick
 from ...ipc.queue import Dispatcher
-from ...ipc.waiting import clock
+from ...ipc.waiting import Condition, Deadline, clock
 from ...messages import Failed, Phase, Work
 from ...packing.pickles import dumped
 from ..calls.distribution import SentFunction
@@ -32,10 +33,9 @@ from ..engine.nesting import operation
 from ..engine.turns import is_past
 from ..objects.values import SharedByTasks
 from ..progress import Progress
-from .collected import Collected, ResultOrder
 from .deaths import Deaths
 from .feed import Feed
-from .outcomes import Outcomes
+from .outcomes import Collected, Outcomes, ResultOrder
 from .wishes import Wishes
 
 _HELD = 1 << 26  # bytes of results that are kept for the program, beside the next one
@@ -160,7 +160,7 @@ class Map:
             raise error
         return True
 
-    def _step(self, deadline: float | None) -> None:
+    def _step(self, deadline: Deadline) -> None:
         """Go on until there is something to do; if the next result is there, do not wait."""
         with self._engine.lock, self._engine.tracing(self._function.name, self._function.number):
             self._engine.turns.wait_for_all()
@@ -178,7 +178,7 @@ class Map:
 
     # ── a step ───────────────────────────────────────────────────────────────────────────────────
 
-    def _advance(self, deadline: float | None) -> None:
+    def _advance(self, deadline: Deadline) -> None:
         """Feed the workers, and collect results until there is something to do."""
         engine, feed = self._engine, self._feed
         engine.require_ready()
@@ -313,14 +313,12 @@ class Map:
             ranks = self._engine.everyone.ranks
             item = first_failure(replies, ranks)[1].item
             where = "" if item is None else f" at {self._outcomes.called(item)}"
-            self._outcomes.fail(
-                item, worker_error(replies, ranks, self._engine.workers.pool.host_of, where)
-            )
+            host_of = self._engine.workers.pool.host_of
+            self._outcomes.fail(item, worker_error(replies, ranks, host_of, where))
         if self._outcomes.failure is not None:  # what comes before it is wanted, if it is read in order
             self._pending = self._pending or self._feed.pending()
-            self._feed.end_before(
-                self._outcomes.failed_at if self._collected.order is ResultOrder.KEPT else 0
-            )
+            in_order = self._collected.order is ResultOrder.KEPT
+            self._feed.end_before(self._outcomes.failed_at if in_order else 0)
 
     def _show(self) -> None:
         if self._progress is not None:
@@ -328,12 +326,7 @@ class Map:
 
     # ── when workers die ─────────────────────────────────────────────────────────────────────────
 
-    def _attend(
-        self,
-        condition: Callable[[], bool],
-        deadline: float | None,
-        on_tick: Callable[[], None] | None = None,
-    ) -> None:
+    def _attend(self, condition: Condition, deadline: Deadline, on_tick: OnTick = None) -> None:
         """Sleep until *condition* holds, all ranks have answered, or the *deadline* is over; who dies is
         buried."""
         for ended in self._engine.attend(condition, deadline, on_tick):

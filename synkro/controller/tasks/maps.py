@@ -44,19 +44,16 @@ from ...values.arrays import checked_bool
 from ..calls.arguments import Whole, holds_data
 from ..calls.distribution import SentFunction, Services
 from ..calls.function import Function, Options, check_returns, name_of
-from ..calls.planner import Planned, Planner
+from ..calls.planner import Planned, Planner, Request
 from ..calls.replay import remembered
-from ..calls.request import Request
 from ..data.data import Data
 from ..objects.values import SharedByTasks
 from ..progress import Progress
 from ..variables.shared import Shared, check_whole
-from .collected import Collected, ResultOrder
 from .deaths import Deaths
-from .feed import Feed
+from .feed import Feed, Item, ItemSource
 from .map import Map
-from .outcomes import Outcomes
-from .source import Item, ItemSource
+from .outcomes import Collected, Outcomes, ResultOrder
 from .wishes import Wishes
 
 R = TypeVar("R")
@@ -86,11 +83,7 @@ class TaskFunction(SentFunction):
             remembered(error, self._services, self, functools.partial(self.planned, common), item)
 
     def command(
-        self,
-        common: dict[str, Any],
-        descriptors: tuple[int, ...],
-        shared: SharedByTasks,
-        wished: Wishes,
+        self, common: dict[str, Any], descriptors: tuple[int, ...], shared: SharedByTasks, wished: Wishes
     ) -> tuple[Planned, Work]:
         """The command that runs the function on items, with *common* arguments; the function is brought
         first.  What its tasks share is said by *shared*, which learns what the function uses.  How it

@@ -41,16 +41,15 @@ class Wishes(NamedTuple):
             raise InvalidType(
                 f'checkpoint= takes the path of a file, such as "run1.synk"; got {shortened(path)}.'
             ) from None
-        return Wishes(
-            checked_bool(self.progress, "progress"),
-            limit if own is None else checked_seconds(own, "timeout"),
-            None if self.together is None else checked_int(self.together, "chunksize", 1),
-            checked_int(self.retries, "retries", 0),
-            self.errors,
-            path,
-            None if self.item_timeout is None else checked_seconds(self.item_timeout, "item_timeout"),
-            None if self.max_tasks is None else checked_int(self.max_tasks, "max_tasks", 1),
-            self.ends_by_death,
+        seconds, most, size = self.item_timeout, self.max_tasks, self.together
+        return self._replace(
+            progress=checked_bool(self.progress, "progress"),
+            limit=limit if own is None else checked_seconds(own, "timeout"),
+            together=None if size is None else checked_int(size, "chunksize", 1),
+            retries=checked_int(self.retries, "retries", 0),
+            checkpoint=path,
+            item_timeout=None if seconds is None else checked_seconds(seconds, "item_timeout"),
+            max_tasks=None if most is None else checked_int(most, "max_tasks", 1),
         )
 
     @property

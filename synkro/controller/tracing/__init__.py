@@ -3,6 +3,5 @@
 ::
 
     picture   a trace as a picture, by matplotlib
-    timeline  a trace as a file and a table
-    trace     what the user's process and every rank did, and when
+    trace     what the user's process and every rank did, and when; as a file, and as a table
 """

@@ -30,8 +30,7 @@ from matplotlib.patches import Patch
 from matplotlib.textpath import text_to_path
 
 from ...errors import InvalidValue, counted
-from .timeline import called, labels, placed
-from .trace import MAIN, Trace
+from .trace import MAIN, Trace, called, labels, placed
 
 COLOURS = {
     "plan": "#660066",

@@ -40,13 +40,7 @@ class Variables:
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        outputs: Outputs,
-        token: str,
-        master_rank: int,
-        seed: int,
-        targets: Targets,
+        self, engine: Engine, outputs: Outputs, token: str, master_rank: int, seed: int, targets: Targets
     ) -> None:
         self.token = token
         self.targets = targets

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, overload
 
 import numpy as np
@@ -49,8 +50,10 @@ class Owner(Protocol):
     def transfer(self, value: Any, target: str | int | None) -> Any: ...
 
 
+@dataclass(eq=False, repr=False)
 class Shared(Variable[Scalar]):
-    """A worker variable: one replica a rank, all of one dtype and number of dimensions.
+    """A worker variable, made by ``shared()``: one replica a rank, all of one dtype and number of
+    dimensions.
 
     One with a target has replicas on those ranks alone.
 
@@ -63,22 +66,15 @@ class Shared(Variable[Scalar]):
         ranks: those that have a replica.
     """
 
-    def __init__(
-        self,
-        owner: Owner,
-        number: int,
-        dtype: np.dtype[Scalar],
-        ndim: int,
-        name: str | None,
-        ranks: tuple[int, ...],
-    ) -> None:
-        """Made by ``shared()``."""
-        self.ranks = ranks
-        self.name: str | None = named(name)
-        self.dtype: np.dtype[Scalar] = dtype
-        self.ndim = ndim
-        self.number = number
-        self._owner = owner
+    _owner: Owner
+    number: int
+    dtype: np.dtype[Scalar]
+    ndim: int
+    name: str | None
+    ranks: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        self.name = named(self.name)
 
     @property
     def value(self) -> NDArray[Scalar]:
