@@ -128,7 +128,7 @@ def public():
             for method in [*members(name, thing), "__call__"]:
                 if inspect.isfunction(getattr(thing, method, None)):
                     yield f"{name}.{method}", getattr(thing, method)
-    for name in set(extensions.__all__) - {"Rule"}:
+    for name in sorted({*extensions.__all__} - {"Rule"}):
         yield f"extensions.{name}", getattr(extensions, name)
 
 
