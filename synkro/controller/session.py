@@ -304,7 +304,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
             target: where it runs: None for all ranks; one rank, by its number or a device that it alone
                 is on; or a list of these.
 
-        Inputs are read-only inside the function.
+        On CPUs inputs are read-only inside the function.
 
         Of a graph, in the classic form: ``function(inputs, outputs=None, bcast_inputs=None,
         updates=None, givens=None, sliceable_shareds=None, name=None, **kwargs)``.  *inputs* and

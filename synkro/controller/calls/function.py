@@ -206,8 +206,8 @@ class Function(SentFunction, Generic[P, R]):
                 them, one a rank.  All rows by default.
             num_slices: each rank computes its rows in so many pieces, one after the other, so that
                 the function's own memory is bounded; the result is the same, but what the function
-                itself changes it changes once for each piece.  ``"auto"``: in pieces of about 2 MB of
-                input rows, by sizes and the number of workers alone, so that equal calls give equal
+                itself changes it changes once for each piece.  ``"auto"``: in pieces of at least 2 MB
+                of input rows, by sizes and the number of workers alone, so that equal calls give equal
                 bits; in one where pieces would show, in ``outputs=None`` and ``updates=``.  With
                 ``"auto"``, not with a number, collectives are refused.
             progress: show a bar over the slices, by tqdm if that is installed; where there is no
