@@ -80,9 +80,7 @@ PARTS = {
 
 autosummary_generate = True
 autosummary_context = {"parts": PARTS}
-autodoc_typehints = (
-    "none"  # pyright and editors show them; in a signature of eighteen they hide its names
-)
+autodoc_typehints = "none"  # editors show them; in a signature of eighteen they hide its names
 autodoc_member_order = "groupwise"
 napoleon_google_docstring, napoleon_numpy_docstring = True, False
 napoleon_use_rtype = napoleon_attr_annotations = False
