@@ -17,7 +17,7 @@ from support.inside import answered, in_phase, main_thread_in
 from support.leftovers import children
 from support.sessions import LARGE, rank, rows, total
 from support.streams import random_draw
-from support.waiting import SOON, Watch, stopped, wait_until
+from support.waiting import SOON, Watch, has_pending, stopped, wait_until
 from synkro import here
 from synkro.controller.calls.function import Definition
 from synkro.controller.engine.engine import Engine, State
@@ -64,6 +64,9 @@ def test_ctrl_c_before_a_worker_has_begun(session):
     os.kill(session.pids[1], signal.SIGSTOP)
     assert wait_until(lambda: stopped(session.pids[1]))
     ctrl_c(main_thread_in(Lane.wait), f)
+    assert wait_until(
+        lambda: has_pending(session.pids[1], signal.SIGINT)
+    )  # from another host it takes a while
     os.kill(session.pids[1], signal.SIGCONT)
     assert wait_until(lambda: answered(session), SOON)
     assert total(session) == 7

@@ -2,9 +2,11 @@
 
 import contextlib
 import os
+import re
 import signal
 import threading
 import time
+from pathlib import Path
 
 SOON = 5.0  # seconds; what is promised in one, on a busy machine
 
@@ -57,3 +59,9 @@ def gone(pid):
 
 def stopped(pid):
     return state(pid) == "T"
+
+
+def has_pending(pid, number):
+    """Whether signal *number* waits for a process, which is stopped."""
+    (pending,) = re.findall(r"^ShdPnd:\s(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(int(pending, 16) >> (number - 1) & 1)
