@@ -37,10 +37,8 @@ extensions = [
 ]
 exclude_patterns = ["gallery/*.ipynb", "gallery/*.py", "gallery/*.py.md5", "gallery/*.zip"]
 templates_path = ["_templates"]
-suppress_warnings = [
-    "config.cache",
-    "sphinx_gallery.config",
-]  # functions below are not pickled, nor wanted
+# functions below are no part of the cache; and the gallery's pictures need no references back
+suppress_warnings = ["config.cache", "sphinx_gallery.config"]
 
 # ── pages of Markdown ────────────────────────────────────────────────────────────────────────────────
 
@@ -91,8 +89,6 @@ nitpick_ignore_regex = [
 
 PUBLIC = set(synkro.__all__)
 ERRORS = {name for name in synkro.__all__ if isinstance(getattr(errors, name, None), type)}
-
-
 STANDARD = r"(?:concurrent\.futures|contextvars|functools|logging|threading)"
 
 
@@ -111,8 +107,6 @@ def link_names(app, what, name, obj, options, lines):
     text = re.sub(rf"``({STANDARD}\.[\w.]+)``", r":py:obj:`\1`", text)
     text = re.sub(r"^Raises:(?= \S)", "**Raises:**", text, flags=re.MULTILINE)
     lines[:] = text.split("\n")
-    if what in ("attribute", "property"):  # else napoleon takes what stands before a colon for its type
-        lines.insert(0, "")
 
 
 def is_made_here(thing):
@@ -166,7 +160,7 @@ def place_pictures(app):
 
 PICTURE = """
 .. image:: /gallery/images/sphx_glr_{}_001.png
-   :alt: what it draws
+   :alt: {}
    :class: sphx-glr-single-img
 """
 
@@ -176,7 +170,9 @@ def show_picture(app, name, source):
     picture = PICTURES / f"{name.rpartition('/')[2]}.png"
     if name.startswith("gallery/demo_") and "sphx-glr-single-img" not in source[0] and picture.exists():
         title, underline, text = re.split(r"\n(=+)\n", source[0], maxsplit=1)
-        source[0] = "\n".join([title, underline, PICTURE.format(picture.stem), text])
+        source[0] = "\n".join(
+            [title, underline, PICTURE.format(picture.stem, title.rpartition("\n")[2]), text]
+        )
 
 
 sphinx_gallery_conf = {

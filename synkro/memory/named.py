@@ -47,9 +47,7 @@ _LONGEST = 254  # bytes of a name, without its slash
 _NPY = b"\x93NUMPY"
 _NPY_1 = _NPY + b"\x01\x00"  # as which NumPy reads it, with two bytes for the length of the rest
 _BFLOAT16 = "bfloat16"  # of ml_dtypes, which NumPy does not know
-_HEADER = (
-    1 << 16
-)  # bytes of the longest header of a file, of which NumPy reads 10,000 characters at most
+_HEADER = 1 << 16  # bytes of the longest header of a file; NumPy reads 10,000 characters at most
 _FRAME = "frame"  # the field of a slot of a ring
 
 _FIELDS: tuple[tuple[str, str, int], ...] = (
